@@ -1,0 +1,505 @@
+"""Network policy as values, and `decide`, the one function that judges an egress request. Pure.
+
+Every hook that can precede traffic builds a `Request` from what it sees and calls `decide(grant, request)`.
+`decide` is total: it takes values, returns a value, reads no clock, logs nothing and never raises on odd input.
+
+A grant is the policy narrowed to one attempt. In it an allow is a stack of *layers* (operator, tenant, call …); a
+request needs a matching rule in every layer, and no match in `deny`. A grant without layers allows nothing, except in the mode
+`unrestricted`, which is allowed by name only and has its own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import IPv6Address
+from typing import Annotated
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    model_validator,
+)
+
+from proxy.destinations import (
+    AddressClass,
+    Host,
+    InvalidHost,
+    IPAddress,
+    IPNetwork,
+    Unparsed,
+    classify_address,
+    embedded_ipv4,
+    parse_host,
+)
+from proxy.paths import path_allowed, path_denied
+
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+DEFAULT_PORTS = (80, 443)
+
+# Classes that no `private_addresses` entry opens, whatever network it names: credentials of the machine itself, and
+# addresses at which no service can stand.
+NEVER_DIALLED = frozenset(
+    {AddressClass.METADATA, AddressClass.LINK_LOCAL, AddressClass.MULTICAST, AddressClass.UNSPECIFIED}
+)
+
+
+def _to_host(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return parse_host(value)
+        except InvalidHost as error:
+            raise ValueError(f"`{value[:80]}` is not a host: {error}") from error
+    return value
+
+
+HostField = Annotated[Host, BeforeValidator(_to_host), PlainSerializer(lambda host: host.text, return_type=str)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Method = Annotated[str, Field(pattern=r"^[A-Z0-9!#$%&'*+.^_`|~-]+$")]  # an RFC 9110 token without lower case
+
+
+class Mode(StrEnum):
+    """What a call's network setting asks for; the names are those of the policy file."""
+
+    BLOCK_ALL = "block-all"
+    REGISTRY_DEFAULT = "registry-default"
+    NAMED = "named"
+    UNRESTRICTED = "unrestricted"
+
+
+class Verdict(StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class Reason(StrEnum):
+    """Why a decision fell as it did. Each denial maps to an RFC 9209 `Proxy-Status` error type in `PROXY_STATUS`."""
+
+    ALLOWED = "allowed"
+    NETWORK_OFF = "network_off"
+    HOST_DENIED = "host_denied"
+    HOST_NOT_ALLOWED = "host_not_allowed"
+    PORT_NOT_ALLOWED = "port_not_allowed"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    PATH_NOT_ALLOWED = "path_not_allowed"
+    BODY_NOT_ALLOWED = "body_not_allowed"
+    PROTOCOL_NOT_ALLOWED = "protocol_not_allowed"
+    ADDRESS_NOT_PUBLIC = "address_not_public"
+    SNI_MISSING = "sni_missing"
+    SNI_MISMATCH = "sni_mismatch"
+    HOST_MISMATCH = "host_mismatch"
+    MALFORMED_REQUEST = "malformed_request"
+    LIMIT_EXCEEDED = "limit_exceeded"
+    ATTEMPT_OVER = "attempt_over"
+    AUDIT_UNAVAILABLE = "audit_unavailable"
+    INTERNAL_ERROR = "internal_error"
+
+
+PROXY_STATUS: dict[Reason, str] = {
+    Reason.NETWORK_OFF: "http_request_denied",
+    Reason.HOST_DENIED: "http_request_denied",
+    Reason.HOST_NOT_ALLOWED: "http_request_denied",
+    Reason.PORT_NOT_ALLOWED: "http_request_denied",
+    Reason.METHOD_NOT_ALLOWED: "http_request_denied",
+    Reason.PATH_NOT_ALLOWED: "http_request_denied",
+    Reason.BODY_NOT_ALLOWED: "http_request_denied",
+    Reason.PROTOCOL_NOT_ALLOWED: "http_request_denied",
+    Reason.ADDRESS_NOT_PUBLIC: "destination_ip_prohibited",
+    Reason.SNI_MISSING: "http_request_denied",
+    Reason.SNI_MISMATCH: "http_request_denied",
+    Reason.HOST_MISMATCH: "http_request_denied",
+    Reason.MALFORMED_REQUEST: "http_request_error",
+    Reason.LIMIT_EXCEEDED: "connection_limit_reached",
+    Reason.ATTEMPT_OVER: "proxy_internal_response",
+    Reason.AUDIT_UNAVAILABLE: "proxy_internal_error",
+    Reason.INTERNAL_ERROR: "proxy_internal_error",
+}
+
+
+class RequestLayer(StrEnum):
+    """Where a request is judged, in the order in which traffic meets the layers."""
+
+    DNS = "dns"
+    CONNECT = "connect"  # CONNECT, SOCKS5, or a captured TCP connection: host and port are known
+    TLS = "tls"
+    HTTP = "http"
+    TCP = "tcp"
+    DIAL = "dial"
+
+
+class Protocol(StrEnum):
+    HTTP = "http"
+    TCP = "tcp"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Rule(_Frozen):
+    """Hosts that something is said about. Whether it allows or denies follows from where it stands.
+
+    `id` is the place it was read from, such as `network.allow[0]` or `call.domains[1]`; it is what the log names.
+    `None` for `ports` means the policy's `ports` in an allow and every port in a deny; for `methods` or `paths`, any.
+    `protocol: tcp` allows raw TCP instead of HTTP; in a deny it is ignored: a denied host is denied in every protocol.
+    """
+
+    id: str
+    host: HostField | None = None
+    cidr: IPNetwork | None = None
+    subdomains: bool = True
+    ports: tuple[Port, ...] | None = None
+    methods: tuple[Method, ...] | None = None
+    paths: tuple[str, ...] | None = None
+    protocol: Protocol = Protocol.HTTP
+
+    @model_validator(mode="after")
+    def _one_target(self) -> Rule:
+        if (self.host is None) == (self.cidr is None):
+            raise ValueError("a rule has either a `host` or a `cidr`")
+        return self
+
+    def covers(self, host: Host) -> bool:
+        """Whether the rule speaks of this host, whatever the port."""
+        if self.cidr is not None:
+            return (
+                host.address is not None and host.address.version == self.cidr.version and host.address in self.cidr
+            )
+        assert self.host is not None
+        return self.host.covers(host) if self.subdomains else self.host == host
+
+
+class RuleLayer(_Frozen):
+    """One authority's allow list: the operator's, a tenant's, the call's own, or the registries'.
+
+    A layer of `names_only` restricts hosts and leaves ports, protocols, methods and paths to the layers beside it, as a
+    call's domain list does under an operator's allow list. Beside no layer of the full kind it counts as one itself, so
+    that a lone list of names never opens every port.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    names_only: bool = False
+
+
+class PrivateAddress(_Frozen):
+    """Permission to dial addresses of one network that are not public. The only way to one.
+
+    For the names at and below `host`, or, with `registries`, for the hosts of the registry layer.
+    """
+
+    id: str
+    host: HostField | None = None
+    registries: bool = False
+    cidr: IPNetwork
+    ports: tuple[Port, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> PrivateAddress:
+        if (self.host is None) != self.registries:
+            raise ValueError("an entry has either a `host` or `registries: true`")
+        return self
+
+
+class StaticHost(_Frozen):
+    """An answer that stands before DNS."""
+
+    host: HostField
+    addresses: tuple[IPAddress, ...]
+
+
+class Grant(_Frozen):
+    """The policy narrowed to one attempt: all that the proxy knows about it."""
+
+    call_id: str
+    attempt_id: str
+    policy_name: str
+    policy_digest: str
+    mode: Mode
+    layers: tuple[RuleLayer, ...] = ()
+    deny: tuple[Rule, ...] = ()
+    ports: tuple[Port, ...] = DEFAULT_PORTS
+    hosts: tuple[StaticHost, ...] = ()
+    private_addresses: tuple[PrivateAddress, ...] = ()
+    passthrough: tuple[HostField, ...] = ()
+    max_connections: Annotated[int, Field(ge=1)] = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one layer saw of one request. Fields that a layer cannot see are None.
+
+    `host` is the destination: the name or address asked for, never what the payload claims. `claims` are the names
+    that the payload carries (Host, `:authority`, absolute request target), each with the port it states, if any.
+    `path` is the raw path, without the query. `address` is set at the dial: one resolved address.
+    """
+
+    layer: RequestLayer
+    host: Host | Unparsed
+    port: int | None = None
+    protocol: Protocol = Protocol.HTTP
+    tls: bool = False
+    sni: Host | Unparsed | None = None
+    claims: tuple[tuple[Host | Unparsed, int | None], ...] = ()
+    method: str | None = None
+    path: str | None = None
+    has_body: bool = False
+    upgrade: bool = False
+    address: IPAddress | None = None
+    address_class: AddressClass | None = None  # as an effect sees it (`own`); None: classify here
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verdict with its reason, the rule that decided (None: no rule matched), and a sentence for people."""
+
+    verdict: Verdict
+    reason: Reason
+    rule: str | None
+    detail: str
+
+    @property
+    def allowed(self) -> bool:
+        return self.verdict is Verdict.ALLOW
+
+
+def deny(reason: Reason, detail: str, rule: str | None = None) -> Decision:
+    return Decision(Verdict.DENY, reason, rule, detail)
+
+
+def decide(grant: Grant, request: Request) -> Decision:
+    """Judge one request against one grant.
+
+    Order: the mode `block-all`; what cannot be read; deny rules; the allow layers (for `unrestricted`, its own rule);
+    agreement of SNI and claims with the destination; at the dial, the address. The first denial is the answer.
+    """
+    if grant.mode is Mode.BLOCK_ALL:
+        return deny(Reason.NETWORK_OFF, "this attempt has no network", "mode:block-all")
+    host = request.host
+    if isinstance(host, Unparsed):
+        return deny(Reason.MALFORMED_REQUEST, f"the destination is not a host: {host.why}")
+    if request.port is None and request.layer is not RequestLayer.DNS:
+        return deny(Reason.MALFORMED_REQUEST, "the destination has no port")
+    if request.port is not None and not 1 <= request.port <= 65535:
+        return deny(Reason.MALFORMED_REQUEST, "the port is not a number from 1 to 65535")
+    for name in _names(host, request):
+        if (rule := _denied_by(grant.deny, name, request)) is not None:
+            return deny(Reason.HOST_DENIED, f"`{name}` is denied by the policy", rule.id)
+    if grant.mode is Mode.UNRESTRICTED:
+        decision = _decide_unrestricted(grant, request)
+    else:
+        decision = _decide_layers(grant, host, request)
+    if not decision.allowed:
+        return decision
+    if (mismatch := _disagreement(grant, host, request)) is not None:
+        return mismatch
+    if request.layer is RequestLayer.DIAL or host.address is not None:
+        address = request.address if request.address is not None else host.address
+        if address is None:
+            return deny(Reason.INTERNAL_ERROR, "nothing to dial: no address was given")
+        if host.address is not None and address != host.address:
+            return deny(Reason.INTERNAL_ERROR, f"the address to dial, {address}, is not the destination `{host}`")
+        return _vet(grant, host, request, address, decision)
+    return decision
+
+
+def inspects(grant: Grant, host: Host, port: int) -> bool:
+    """Whether TLS to this destination is opened. False only for passthrough hosts of which no rule judges requests."""
+    if not any(entry.covers(host) for entry in grant.passthrough):
+        return True
+    rules = [rule for layer in grant.layers for rule in layer.rules if _matches_port(grant, rule, host, port)]
+    rules += [rule for rule in grant.deny if rule.covers(host)]
+    return any(rule.methods is not None or rule.paths is not None for rule in rules)
+
+
+def _names(host: Host, request: Request) -> Iterable[Host]:
+    """The destination and every other host the request names: a deny rule is held against all of them."""
+    yield host
+    if isinstance(request.sni, Host) and request.sni != host:
+        yield request.sni
+    for claim, _port in request.claims:
+        if isinstance(claim, Host) and claim != host:
+            yield claim
+    for address in (host.address, request.address):
+        if address is None:
+            continue
+        yield Host(str(address), address)
+        if isinstance(address, IPv6Address) and (inner := embedded_ipv4(address)) is not None:
+            yield Host(str(inner), inner)
+
+
+def _denied_by(rules: tuple[Rule, ...], host: Host, request: Request) -> Rule | None:
+    """The first deny rule that holds. A rule narrower than what the layer can see waits for a layer that sees it.
+
+    At the raw TCP layer there is none after it, so there a rule narrowed by method or path holds for everything.
+    """
+    for rule in rules:
+        if not rule.covers(host):
+            continue
+        if rule.ports is not None:
+            if request.port is None:
+                continue
+            if request.port not in rule.ports:
+                continue
+        narrowed = rule.methods is not None or rule.paths is not None
+        if narrowed and request.protocol is not Protocol.TCP:
+            if request.layer is not RequestLayer.HTTP:
+                continue
+            # Some servers read `post` as POST, and a method that is not known could be any.
+            if rule.methods is not None and request.method is not None and request.method.upper() not in rule.methods:
+                continue
+            if rule.paths is not None and not path_denied(rule.paths, request.path):
+                continue
+        return rule
+    return None
+
+
+def _decide_unrestricted(grant: Grant, request: Request) -> Decision:
+    rule = "mode:unrestricted"
+    if request.protocol is Protocol.TCP and request.port in grant.ports:
+        return deny(
+            Reason.PROTOCOL_NOT_ALLOWED,
+            f"port {request.port} carries HTTP or TLS with HTTP inside, and this is neither",
+            rule,
+        )
+    return Decision(Verdict.ALLOW, Reason.ALLOWED, rule, "any public destination is allowed")
+
+
+def _decide_layers(grant: Grant, host: Host, request: Request) -> Decision:
+    """Every layer must allow. The rule named for an allow is that of the first layer that judged all of the request."""
+    if not grant.layers:
+        return deny(Reason.HOST_NOT_ALLOWED, "the grant allows nothing")
+    all_names_only = all(layer.names_only for layer in grant.layers)
+    answer: Decision | None = None
+    for layer in grant.layers:
+        names_only = layer.names_only and not all_names_only
+        decision = _decide_layer(grant, layer, host, request, names_only=names_only)
+        if not decision.allowed:
+            return decision
+        if answer is None and not names_only:
+            answer = decision
+    return answer if answer is not None else deny(Reason.HOST_NOT_ALLOWED, "the grant allows nothing")
+
+
+_STAGES = (
+    Reason.HOST_NOT_ALLOWED,
+    Reason.PORT_NOT_ALLOWED,
+    Reason.PROTOCOL_NOT_ALLOWED,
+    Reason.METHOD_NOT_ALLOWED,
+    Reason.BODY_NOT_ALLOWED,
+    Reason.PATH_NOT_ALLOWED,
+)
+
+
+def _decide_layer(grant: Grant, layer: RuleLayer, host: Host, request: Request, *, names_only: bool) -> Decision:
+    """The first rule that allows, or the denial of the rule that came furthest."""
+    best = deny(Reason.HOST_NOT_ALLOWED, f"`{host}` is not on the allow list `{layer.name}`", layer.name)
+    for rule in layer.rules:
+        if names_only and rule.covers(host):
+            return Decision(Verdict.ALLOW, Reason.ALLOWED, rule.id, f"`{host}` is allowed")
+        refusal = _refusal(grant, rule, host, request)
+        if refusal is None:
+            return Decision(Verdict.ALLOW, Reason.ALLOWED, rule.id, f"`{host}` is allowed")
+        if _STAGES.index(refusal.reason) > _STAGES.index(best.reason):
+            best = refusal
+    return best
+
+
+def _refusal(grant: Grant, rule: Rule, host: Host, request: Request) -> Decision | None:
+    """Why this one allow rule does not allow the request; None when it does."""
+    if not rule.covers(host):
+        return deny(Reason.HOST_NOT_ALLOWED, f"`{host}` is not covered", rule.id)
+    ports = rule.ports if rule.ports is not None else grant.ports
+    if request.port is not None and request.port not in ports:
+        allowed = ", ".join(str(port) for port in ports)
+        return deny(Reason.PORT_NOT_ALLOWED, f"port {request.port} of `{host}` is not allowed, only {allowed}", rule.id)
+    if request.layer is not RequestLayer.DNS and request.protocol is not rule.protocol:
+        if request.protocol is Protocol.TCP:
+            return deny(Reason.PROTOCOL_NOT_ALLOWED, f"raw TCP to `{host}` is not allowed, only HTTP", rule.id)
+        return deny(Reason.PROTOCOL_NOT_ALLOWED, f"`{host}` is allowed for raw TCP, not for HTTP", rule.id)
+    if request.layer is not RequestLayer.HTTP:
+        return None
+    if rule.methods is not None:
+        allowed = ", ".join(rule.methods)
+        if request.method not in rule.methods:
+            return deny(
+                Reason.METHOD_NOT_ALLOWED, f"only {allowed} are allowed at `{host}`, not {_shown(request.method)}", rule.id
+            )
+        if SAFE_METHODS.issuperset(rule.methods):
+            if request.upgrade:
+                return deny(Reason.METHOD_NOT_ALLOWED, f"a read-only rule for `{host}` allows no upgrade", rule.id)
+            if request.has_body:
+                return deny(Reason.BODY_NOT_ALLOWED, f"a read-only rule for `{host}` allows no request body", rule.id)
+    if rule.paths is not None and not path_allowed(rule.paths, request.path):
+        allowed = ", ".join(rule.paths)
+        return deny(Reason.PATH_NOT_ALLOWED, f"this path of `{host}` is not allowed, only {allowed}", rule.id)
+    return None
+
+
+def _matches_port(grant: Grant, rule: Rule, host: Host, port: int) -> bool:
+    return rule.covers(host) and port in (rule.ports if rule.ports is not None else grant.ports)
+
+
+def _disagreement(grant: Grant, host: Host, request: Request) -> Decision | None:
+    """Destination, SNI and claims must be the same name; a destination that is an address takes the SNI's name instead.
+
+    A dialled address has no name of its own, so there the SNI, if any, and the claims must agree with one another.
+    """
+    expected = host
+    over_tls = request.tls or request.layer is RequestLayer.TLS
+    if over_tls:
+        if isinstance(request.sni, Unparsed):
+            return deny(Reason.SNI_MISMATCH, f"the TLS server name is not a host: {request.sni.why}")
+        if request.sni is None and host.address is None:
+            return deny(Reason.SNI_MISSING, f"TLS to `{host}` without a server name")
+        if request.sni is not None and request.sni != host:
+            if host.address is None:
+                return deny(
+                    Reason.SNI_MISMATCH, f"the TLS server name `{request.sni}` is not the destination `{host}`"
+                )
+            expected = request.sni
+    for place, (claim, port) in enumerate(request.claims):
+        if isinstance(claim, Unparsed):
+            return deny(Reason.MALFORMED_REQUEST, f"the request's host is not a host: {claim.why}")
+        if place == 0 and host.address is not None and not over_tls:
+            expected = claim
+        if claim not in (expected, host):
+            return deny(Reason.HOST_MISMATCH, f"the request names `{claim}`, but its destination is `{expected}`")
+        if port is not None and port != request.port:
+            return deny(
+                Reason.HOST_MISMATCH, f"the request names port {port}, but its destination is port {request.port}"
+            )
+    return None
+
+
+def _vet(grant: Grant, host: Host, request: Request, address: IPAddress, allowed: Decision) -> Decision:
+    kind = classify_address(address)
+    if kind is AddressClass.PUBLIC and request.address_class is not None:
+        kind = request.address_class
+    if kind is AddressClass.PUBLIC:
+        return allowed
+    for entry in grant.private_addresses if kind not in NEVER_DIALLED else ():
+        if address.version != entry.cidr.version or address not in entry.cidr:
+            continue
+        if entry.ports is not None and request.port not in entry.ports:
+            continue
+        if entry.registries:
+            if grant.mode is not Mode.REGISTRY_DEFAULT:
+                continue
+        elif entry.host is None or not entry.host.covers(host):
+            continue
+        return Decision(Verdict.ALLOW, Reason.ALLOWED, entry.id, f"{address} is allowed for `{host}`")
+    where = f"{address} is" if host.address is not None else f"`{host}` is at {address}, which is"
+    return deny(Reason.ADDRESS_NOT_PUBLIC, f"{where} {_article(kind.value)} {kind.value} address")
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
+
+
+def _shown(text: str | None) -> str:
+    return "none" if text is None else "".join(c if c.isprintable() else "?" for c in text[:40])

@@ -4,8 +4,8 @@ Every hook that can precede traffic builds a `Request` from what it sees and cal
 `decide` is total: it takes values, returns a value, reads no clock, logs nothing and never raises on odd input.
 
 A grant is the policy narrowed to one attempt. In it an allow is a stack of *layers* (operator, tenant, call …); a
-request needs a matching rule in every layer, and no match in `deny`. A grant without layers allows nothing, except in the mode
-`unrestricted`, which is allowed by name only and has its own rule.
+request needs a matching rule in every layer, and no match in `deny`. A grant without layers allows nothing, except in
+the mode `unrestricted`, which is allowed by name only and has its own rule.
 """
 
 from __future__ import annotations
@@ -166,9 +166,7 @@ class Rule(_Frozen):
     def covers(self, host: Host) -> bool:
         """Whether the rule speaks of this host, whatever the port."""
         if self.cidr is not None:
-            return (
-                host.address is not None and host.address.version == self.cidr.version and host.address in self.cidr
-            )
+            return host.address is not None and host.address.version == self.cidr.version and host.address in self.cidr
         assert self.host is not None
         return self.host.covers(host) if self.subdomains else self.host == host
 
@@ -426,9 +424,8 @@ def _refusal(grant: Grant, rule: Rule, host: Host, request: Request) -> Decision
     if rule.methods is not None:
         allowed = ", ".join(rule.methods)
         if request.method not in rule.methods:
-            return deny(
-                Reason.METHOD_NOT_ALLOWED, f"only {allowed} are allowed at `{host}`, not {_shown(request.method)}", rule.id
-            )
+            detail = f"only {allowed} are allowed at `{host}`, not {_shown(request.method)}"
+            return deny(Reason.METHOD_NOT_ALLOWED, detail, rule.id)
         if SAFE_METHODS.issuperset(rule.methods):
             if request.upgrade:
                 return deny(Reason.METHOD_NOT_ALLOWED, f"a read-only rule for `{host}` allows no upgrade", rule.id)
@@ -458,9 +455,7 @@ def _disagreement(grant: Grant, host: Host, request: Request) -> Decision | None
             return deny(Reason.SNI_MISSING, f"TLS to `{host}` without a server name")
         if request.sni is not None and request.sni != host:
             if host.address is None:
-                return deny(
-                    Reason.SNI_MISMATCH, f"the TLS server name `{request.sni}` is not the destination `{host}`"
-                )
+                return deny(Reason.SNI_MISMATCH, f"the TLS server name `{request.sni}` is not the destination `{host}`")
             expected = request.sni
     for place, (claim, port) in enumerate(request.claims):
         if isinstance(claim, Unparsed):

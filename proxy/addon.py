@@ -1,0 +1,514 @@
+"""The mitmproxy addon: hooks in, requests judged, verdicts applied.
+
+Theory of operation. A connection comes from a listener inside one attempt's network namespace, so its attempt is known
+before its first byte. It then meets these hooks, each of which judges what it can see before anything is sent upstream:
+
+    captured / SOCKS5   `judge_destination`  host and port       deny: reset, a SOCKS refusal, or a 403 to come
+    CONNECT             `http_connect`       host and port       deny: 403, or on a TLS port a 403 to come
+    first bytes         `next_layer`         is it TLS or HTTP?  deny: closed
+    ClientHello         `tls_clienthello`    SNI                 deny: a 403 to come
+    request headers     `requestheaders`     all of the request  deny: 403 with a JSON body
+    dial                `server_connect`     resolved addresses  deny: 502 or reset; reached by nothing denied before
+
+"A 403 to come": where the client speaks TLS only a response inside TLS is shown to people, so the denial is kept in the
+connection and the TLS handshake is finished with it. Nothing is dialled for such a connection: `server_connect`, which
+every upstream connection passes, refuses it again. The connection strategy is lazy, so no hook runs after a dial.
+
+A hook that raises ends its connection (`listeners.Handler`). Owns: the translation. Must not: decide by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Coroutine
+from typing import Any, cast
+
+from mitmproxy import connection, http, tcp, tls
+from mitmproxy.connection import TransportProtocol
+from mitmproxy.net.tls import starts_like_tls_record
+from mitmproxy.proxy import layer, layers
+from mitmproxy.proxy.context import Context
+from mitmproxy.proxy.layer import Layer
+from mitmproxy.proxy.layers import modes
+from mitmproxy.proxy.layers.http import HTTPMode
+from mitmproxy.proxy.layers.tls import ClientTLSLayer, ServerTLSLayer
+from mitmproxy.proxy.server_hooks import ServerConnectionHookData
+
+from proxy import responses
+from proxy.attempts import Attempt, Connection, Exchange
+from proxy.destinations import Host, IPAddress, Unparsed, observe_authority, observe_host
+from proxy.http_layers import CLIENT_GAVE_UP, Advice, GuardedHttp
+from proxy.layers import FirstBytes, GuardedSocks5, GuardedTunnel, Refuse, starts_like_http
+from proxy.listeners import attempt_of, connection_of, is_silent
+from proxy.network import Decision, Mode, Protocol, Reason, Request, RequestLayer, deny, inspects
+from proxy.resolver import ResolutionFailed, Resolved, Resolver, pin
+
+_TLS_PORT = 443
+_HTTP_ALPN = (b"http/1.1", b"h2")
+_EXCHANGE = "sluicegate"
+_HEADERS_FOR_US = ("proxy-connection", "proxy-authorization")
+
+# RFC 9110 section 9.1: a method is a token. RFC 9112 section 3: a request line has no white space but its separators;
+# over HTTP/2 the parts come one by one, and any could have some.
+_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,40}\Z")
+_NOT_IN_TARGET = re.compile(rb"[\x00-\x20\x7f]")
+_NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class PolicyAddon:
+    """All hooks. One instance serves every attempt; what is an attempt's lives in `Attempt` and `Connection`."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._advice = Advice(
+            tunnel=self.tunnel, malformed=self.refuse_malformed, failed=self.answer_failure, relayed=self.count_relayed
+        )
+
+    # -- which layers a connection gets
+
+    def top_layer(self, context: Context, protocol: str, captured: tuple[str, int] | None) -> Layer | None:
+        """The first layer of an accepted connection; None when it is to be reset."""
+        if captured is None:
+            return layer.NextLayer(context)
+        context.client.sockname = captured
+        name = attempt_of(context.client).name_behind(captured[0])
+        context.server.address = (name, captured[1])
+        if not self.judge_destination(context, protocol):
+            return None
+        return GuardedTunnel(context, self.tunnel)
+
+    def judge_destination(self, context: Context, protocol: str) -> bool:
+        """Judge a connection whose host and port are known. False: refuse it at once, there is no readable way."""
+        attempt, state = attempt_of(context.client), connection_of(context.client)
+        assert context.server.address is not None
+        host_text, port = context.server.address[:2]
+        host = observe_host(host_text)
+        state.protocol, state.destination, state.port = protocol, host, port
+        raw = attempt.judge_silently(Request(RequestLayer.CONNECT, host, port, Protocol.TCP))
+        if raw.allowed:
+            state.carried = Protocol.TCP
+        decision = attempt.judge(Request(RequestLayer.CONNECT, host, port, state.carried), state)
+        if isinstance(host, Host):
+            context.server.address = (host.text, port)
+        if decision.allowed:
+            return True
+        state.denied = decision
+        return port in (_TLS_PORT, 80)
+
+    def tunnel(self, context: Context) -> Layer:
+        """What runs inside a connection whose destination is known and was judged."""
+        state = connection_of(context.client)
+        if state.denied is not None or state.carried is not Protocol.TCP:
+            return layer.NextLayer(context)
+        if attempt_of(context.client).grant.mode is Mode.UNRESTRICTED:
+            return FirstBytes(context)
+        return self._raw(context, state)
+
+    def next_layer(self, pending: layer.NextLayer) -> None:
+        context, data = pending.context, pending.data_client()
+        state = connection_of(context.client)
+        if not context.layers:
+            pending.layer = self._explicit(context, data)
+        elif isinstance(context.layers[-1], modes.HttpProxy):
+            pending.layer = self._http(context, HTTPMode.regular)
+        elif is_silent(pending):
+            pending.layer = self._raw(context, state)
+        elif context.client.tls:
+            pending.layer = self._http_or_refuse(context, state, data, inside_tls=True)
+        elif data and starts_like_tls_record(data):
+            server_tls = ServerTLSLayer(context)
+            server_tls.child_layer = ClientTLSLayer(context)
+            pending.layer = server_tls
+        elif data and data[0] == 0x16 and len(data) < 3:
+            return
+        else:
+            pending.layer = self._http_or_refuse(context, state, data, inside_tls=False)
+
+    def _explicit(self, context: Context, data: bytes) -> Layer:
+        if data[:1] == b"\x05":
+            return GuardedSocks5(
+                context, lambda inner: self.judge_destination(inner, "socks5"), self._note_malformed, self.tunnel
+            )
+        return modes.HttpProxy(context)
+
+    def _http(self, context: Context, mode: HTTPMode) -> Layer:
+        http_layer = GuardedHttp(context, mode, self._advice)
+        connection_of(context.client).unsent = http_layer.unsent
+        return http_layer
+
+    def _http_or_refuse(self, context: Context, state: Connection, data: bytes, *, inside_tls: bool) -> Layer | None:
+        if inside_tls and context.client.alpn == b"h2":
+            return self._http(context, HTTPMode.transparent)
+        looks = starts_like_http(data)
+        if looks is None:
+            return None
+        if looks:
+            return self._http(context, HTTPMode.transparent)
+        if not inside_tls and state.denied is None and state.carried is Protocol.TCP:
+            return self._raw(context, state)
+        if state.denied is None:
+            request = Request(
+                RequestLayer.TCP,
+                _destination(state),
+                state.port,
+                Protocol.TCP,
+                tls=inside_tls,
+                sni=_sni(context.client),
+            )
+            state.denied = attempt_of(context.client).refuse(
+                request, deny(Reason.PROTOCOL_NOT_ALLOWED, "the bytes are neither TLS nor HTTP"), state
+            )
+        return Refuse(context)
+
+    def _raw(self, context: Context, state: Connection) -> Layer:
+        """Bytes pass as they are. `ignore` keeps mitmproxy from storing every one of them."""
+        state.opaque = True
+        state.carried = Protocol.TCP
+        return layers.TCPLayer(context, ignore=True)
+
+    # -- CONNECT
+
+    def http_connect(self, flow: http.HTTPFlow) -> None:
+        attempt, state = attempt_of(flow.client_conn), connection_of(flow.client_conn)
+        host, port = observe_host(flow.request.host), flow.request.port
+        raw = attempt.judge_silently(Request(RequestLayer.CONNECT, host, port, Protocol.TCP))
+        carried = Protocol.TCP if raw.allowed else Protocol.HTTP
+        request = Request(RequestLayer.CONNECT, host, port, carried, method="CONNECT")
+        state.protocol = "connect"
+        decision = attempt.judge(request, state)
+        if not decision.allowed and (port != _TLS_PORT or isinstance(host, Unparsed)):
+            flow.response = responses.refusal(decision, request, attempt.grant)
+            return
+        state.destination, state.port, state.carried = host, port, carried
+        if isinstance(host, Host):
+            flow.request.data.host = host.text
+        if not decision.allowed:
+            state.denied = decision
+
+    # -- TLS
+
+    def tls_clienthello(self, data: tls.ClientHelloData) -> None:
+        client = data.context.client
+        attempt, state = attempt_of(client), connection_of(client)
+        data.establish_server_tls_first = False
+        state.sni = data.client_hello.sni
+        if state.denied is not None:
+            return
+        host, port = _destination(state), state.port
+        speaks_http = any(offer in _HTTP_ALPN for offer in data.client_hello.alpn_protocols)
+        raw = state.carried is Protocol.TCP and not speaks_http
+        passes = raw or (isinstance(host, Host) and port is not None and not inspects(attempt.grant, host, port))
+        request = Request(
+            RequestLayer.TLS, host, port, Protocol.TCP if raw else Protocol.HTTP, tls=True, sni=_sni(client)
+        )
+        decision = attempt.judge(request, state, quiet=not passes)
+        if not decision.allowed:
+            state.denied = decision
+        elif passes:
+            state.opaque = True
+            data.ignore_connection = True
+        else:
+            state.carried = Protocol.HTTP
+
+    def tls_start_client(self, data: tls.TlsData) -> None:
+        """HTTP/1.1 where the client offers it: through the proxy it is several times as fast as HTTP/2."""
+        offers = data.context.client.alpn_offers
+        for protocol in _HTTP_ALPN:
+            if protocol in offers:
+                data.context.client.alpn = protocol
+                return
+
+    def tls_start_server(self, data: tls.TlsData) -> None:
+        """Offer upstream what the client speaks, and verify the name that was judged, not the one the client wrote."""
+        server = cast(connection.Server, data.conn)
+        server.alpn_offers = (b"h2",) if data.context.client.alpn == b"h2" else (b"http/1.1",)
+        if server.address is not None:
+            host = observe_host(server.address[0])
+            if isinstance(host, Host) and host.address is None:
+                server.sni = host.text
+
+    def tls_failed_server(self, data: tls.TlsData) -> None:
+        state = connection_of(data.context.client)
+        state.error = f"tls_failed: {data.conn.error}"
+
+    # -- HTTP
+
+    def requestheaders(self, flow: http.HTTPFlow) -> Coroutine[Any, Any, None] | None:
+        """Judge a request. What is returned is to be awaited: its host has to be looked up."""
+        attempt, state = attempt_of(flow.client_conn), connection_of(flow.client_conn)
+        request = http_request(flow, state)
+        exchange = flow.metadata[_EXCHANGE] = Exchange(request)
+        flow.request.stream = False
+        state.error = state.refused_dial = None
+        if (fault := flow.error.msg if flow.error is not None else find_fault(flow.request)) is not None:
+            decision = attempt.refuse(request, deny(Reason.MALFORMED_REQUEST, fault), state)
+        elif state.denied is not None:
+            written = attempt.repeat(request, state.denied, state)
+            decision = state.denied if written.allowed else written
+        else:
+            decision = attempt.judge(request, state)
+        if not decision.allowed:
+            _refuse(flow, exchange, decision, attempt)
+            return None
+        assert isinstance(request.host, Host)
+        flow.request.data.host = request.host.text
+        resolved = self._resolver.known(request.host, attempt.grant.hosts)
+        if resolved is None:
+            return self._look_up_and_forward(flow, exchange, decision)
+        self._forward(flow, exchange, decision, resolved)
+        return None
+
+    async def _look_up_and_forward(self, flow: http.HTTPFlow, exchange: Exchange, decision: Decision) -> None:
+        attempt, host = attempt_of(flow.client_conn), exchange.request.host
+        assert isinstance(host, Host)
+        try:
+            resolved = await self._resolver.resolve(host, attempt.grant.hosts, attempt.lookups)
+        except ResolutionFailed as error:
+            exchange.failed = f"dns_failed: {error}"
+            flow.request.headers.pop("expect", None)
+            flow.response = responses.failure("dns_failed", str(error), exchange.request)
+            connection_of(flow.client_conn).open.add(exchange)
+            return
+        self._forward(flow, exchange, decision, resolved)
+
+    def _forward(
+        self, flow: http.HTTPFlow, exchange: Exchange, decision: Decision, resolved: tuple[Resolved, ...]
+    ) -> None:
+        """Vet the addresses, so that a private one gets a readable answer, and let the request pass."""
+        attempt, state, request = attempt_of(flow.client_conn), connection_of(flow.client_conn), exchange.request
+        assert isinstance(request.host, Host)
+        vetted = _vet(attempt, state, request.host, request.port, Protocol.HTTP, resolved)
+        if isinstance(vetted, Decision):
+            _refuse(flow, exchange, vetted, attempt)
+            return
+        attempt.count(request, decision)
+        state.open.add(exchange)
+        headers = flow.request.headers
+        if headers.get("upgrade", "").lower() == "h2c":
+            for name in ("upgrade", "connection", "http2-settings"):
+                headers.pop(name, None)
+        for name in _HEADERS_FOR_US:
+            headers.pop(name, None)
+        flow.request.stream = exchange.count_sent
+
+    def responseheaders(self, flow: http.HTTPFlow) -> None:
+        exchange = flow.metadata[_EXCHANGE]
+        if flow.response is not None and flow.response.status_code != 101 and not exchange.answered_here:
+            flow.response.stream = exchange.count_received
+
+    def response(self, flow: http.HTTPFlow) -> None:
+        if flow.websocket is None:
+            self._end_exchange(flow)
+        else:  # it ends with its connection
+            flow.metadata[_EXCHANGE].status = 101
+
+    def error(self, flow: http.HTTPFlow) -> None:
+        exchange, state = flow.metadata.get(_EXCHANGE), connection_of(flow.client_conn)
+        if exchange is None:
+            return
+        if state.refused_dial is not None:
+            exchange.refused = state.refused_dial
+        elif flow.error is not None and exchange.failed is None:
+            exchange.given_up = CLIENT_GAVE_UP in flow.metadata
+            what = "client_closed" if exchange.given_up else "upstream_failed"
+            exchange.failed = state.error or f"{what}: {flow.error.msg}"
+        self._end_exchange(flow)
+
+    def count_relayed(self, flow: http.HTTPFlow, sent: bool, size: int) -> None:
+        """Count what crosses a WebSocket. It ends with its connection."""
+        traffic = flow.metadata[_EXCHANGE].traffic
+        if sent:
+            traffic.sent += size
+        else:
+            traffic.received += size
+
+    def _end_exchange(self, flow: http.HTTPFlow) -> None:
+        exchange, state = flow.metadata.get(_EXCHANGE), connection_of(flow.client_conn)
+        if exchange not in state.open:
+            return
+        state.open.discard(exchange)
+        if exchange.refused is not None:
+            return
+        exchange.status = flow.response.status_code if flow.response is not None else None
+        peer = flow.server_conn.peername
+        attempt_of(flow.client_conn).write_end(
+            state,
+            exchange,
+            error=exchange.failed,
+            address=peer[0] if peer else None,
+        )
+
+    # -- what ends without a response from upstream
+
+    def _note_malformed(self, context: Context, why: str) -> None:
+        """Write that bytes were refused of which no request could be made."""
+        attempt, state = attempt_of(context.client), connection_of(context.client)
+        request = Request(RequestLayer.HTTP, _destination(state), state.port, sni=_sni(context.client))
+        attempt.refuse(request, deny(Reason.MALFORMED_REQUEST, why), state)
+
+    def refuse_malformed(self, context: Context, why: str) -> http.Response:
+        self._note_malformed(context, why)
+        return responses.malformed(why, attempt_of(context.client).grant)
+
+    def answer_failure(self, flow: http.HTTPFlow, message: str) -> http.Response:
+        """The response to a request that was not forwarded, or that no response has come to. `error` ran before."""
+        attempt, exchange = attempt_of(flow.client_conn), flow.metadata.get(_EXCHANGE)
+        if exchange is None:
+            state = connection_of(flow.client_conn)
+            attempt.refuse(http_request(flow, state), deny(Reason.MALFORMED_REQUEST, message), state)
+            return responses.malformed(message, attempt.grant)
+        if exchange.refused is not None:
+            if exchange.refused.reason is Reason.MALFORMED_REQUEST:
+                return responses.malformed(exchange.refused.detail, attempt.grant)
+            return responses.refusal(exchange.refused, exchange.request, attempt.grant)
+        code, _, why = (exchange.failed or f"upstream_failed: {message}").partition(": ")
+        return responses.failure(code, why, exchange.request)
+
+    # -- dial
+
+    async def server_connect(self, data: ServerConnectionHookData) -> None:
+        """The one choke point: every upstream connection passes here, whatever led to it."""
+        attempt, state = attempt_of(data.client), connection_of(data.client)
+        server = data.server
+        state.upstreams += 1
+        transport: TransportProtocol = server.transport_protocol
+        if state.denied is not None or server.address is None or transport != "tcp" or server.via is not None:
+            server.error = "denied" if state.denied is not None else "only TCP to a known destination is forwarded"
+            return
+        host, port = observe_host(server.address[0]), server.address[1]
+        protocol = Protocol.TCP if state.opaque and state.carried is Protocol.TCP else Protocol.HTTP
+        vetted: tuple[IPAddress, ...] | Decision
+        try:
+            if isinstance(host, Unparsed):
+                vetted = attempt.judge(Request(RequestLayer.DIAL, host, port, protocol), state)
+            elif (limit := attempt.admit_upstream()) is not None:
+                vetted = attempt.refuse(Request(RequestLayer.DIAL, host, port, protocol), limit, state)
+            else:
+                resolved = await self._resolver.resolve(host, attempt.grant.hosts, attempt.lookups)
+                vetted = _vet(attempt, state, host, port, protocol, resolved, log_allow=True)
+        except ResolutionFailed as error:
+            state.error = f"dns_failed: {error}"
+            server.error = str(error)
+            return
+        if isinstance(vetted, Decision):
+            state.refused_dial = vetted
+            server.error = f"{vetted.reason.value}: {vetted.detail}"
+            return
+        assert isinstance(host, Host)
+        pin(host, vetted)
+        state.dialled = True
+
+    def server_connected(self, data: ServerConnectionHookData) -> None:
+        state = connection_of(data.client)
+        state.address = data.server.peername[0] if data.server.peername else None
+
+    def server_connect_error(self, data: ServerConnectionHookData) -> None:
+        state = connection_of(data.client)
+        state.upstreams -= 1
+        if state.error is None and state.dialled:
+            state.error = f"connect_failed: {data.server.error}"
+
+    def server_disconnected(self, data: ServerConnectionHookData) -> None:
+        connection_of(data.client).upstreams -= 1
+
+    def client_disconnected(self, client: connection.Client) -> None:
+        """The end of a connection that was passed through unread, and of exchanges that had none of their own."""
+        attempt, state = attempt_of(client), connection_of(client)
+        for exchange in list(state.open):
+            state.open.discard(exchange)
+            attempt.write_end(state, exchange, error=exchange.failed)
+        if state.opaque:
+            attempt.write_end(state, error=state.error)
+
+    def tcp_start(self, flow: tcp.TCPFlow) -> None:
+        raise AssertionError("no layer that stores what it relays is ever chosen")
+
+
+def _vet(
+    attempt: Attempt,
+    state: Connection,
+    host: Host,
+    port: int | None,
+    protocol: Protocol,
+    resolved: tuple[Resolved, ...],
+    *,
+    log_allow: bool = False,
+) -> tuple[IPAddress, ...] | Decision:
+    """Those of the addresses that may be dialled, or the denial of the last one when none may."""
+    requests = [
+        Request(RequestLayer.DIAL, host, port, protocol, address=r.address, address_class=r.address_class)
+        for r in resolved
+    ]
+    allowed = [request for request in requests if attempt.judge_silently(request).allowed]
+    if not allowed:
+        return attempt.judge(requests[-1], state)
+    if log_allow:
+        decision = attempt.judge(allowed[0], state, final=state.opaque)
+        if not decision.allowed:
+            return decision
+    return tuple(request.address for request in allowed if request.address is not None)
+
+
+def _refuse(flow: http.HTTPFlow, exchange: Exchange, decision: Decision, attempt: Attempt) -> None:
+    exchange.refused = decision
+    flow.request.headers.pop("expect", None)  # or a client that asks first would be told to go on
+    flow.response = responses.refusal(decision, exchange.request, attempt.grant)
+
+
+def http_request(flow: http.HTTPFlow, state: Connection) -> Request:
+    """What `decide` is asked about a request: its destination, and every name that the request itself carries."""
+    request = flow.request
+    claims = []
+    for text in (request.headers.get_all("host"), [request.authority] if request.authority else []):
+        claims += [observe_authority(claim) for claim in text]
+    if not claims:
+        claims = [(Unparsed("", "there is no Host header"), None)]
+    host = state.destination if state.destination is not None else observe_host(request.host)
+    tls_inside = flow.client_conn.tls and state.destination is not None
+    return Request(
+        RequestLayer.HTTP,
+        host,
+        state.port if state.port is not None else request.port,
+        Protocol.HTTP,
+        tls=tls_inside,
+        sni=_sni(flow.client_conn) if tls_inside else None,
+        claims=tuple(claims),
+        method=request.method,
+        path=_path(request),
+        has_body=_has_body(request),
+        upgrade="upgrade" in request.headers,
+    )
+
+
+def find_fault(request: http.Request) -> str | None:
+    """Why a request must not be passed on though it could be parsed: another reader could see another one in it."""
+    if not _METHOD.match(request.data.method):
+        return "the method is not a token"
+    path = request.data.path
+    if _NOT_IN_TARGET.search(path) or not (path.startswith(b"/") or path == b"*"):
+        return "the target is not a path"
+    for _name, value in request.headers.fields:
+        if _NOT_IN_VALUE.search(value):
+            return "a header's value has a control character"
+    return None
+
+
+def _path(request: http.Request) -> str:
+    return request.path.partition("?")[0].partition("#")[0]
+
+
+def _has_body(request: http.Request) -> bool:
+    """Whether a body follows. Over HTTP/2 it need not be announced: there the end of the stream says so."""
+    length = request.headers.get("content-length", "0").strip()
+    return bool(request.stream) or length != "0" or "transfer-encoding" in request.headers
+
+
+def _destination(state: Connection) -> Host | Unparsed:
+    return state.destination if state.destination is not None else Unparsed("", "no destination is known")
+
+
+def _sni(client: connection.Client) -> Host | Unparsed | None:
+    return observe_host(client.sni) if client.sni else None
+
+
+__all__ = ["PolicyAddon", "http_request"]

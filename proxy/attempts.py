@@ -1,0 +1,261 @@
+"""What the proxy keeps of one attempt while it runs: its grant, its synthetic addresses, its counters.
+
+`Attempt.judge` is the one place where a decision is made *and* accounted for: every hook goes through it.
+Owns: that state. Must not: touch sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from proxy.audit import AuditLog, AuditUnavailable
+from proxy.destinations import Host, Unparsed
+from proxy.events import ConnectionEvent, decision_event
+from proxy.network import (
+    Decision,
+    Grant,
+    Protocol,
+    Reason,
+    Request,
+    RequestLayer,
+    decide,
+    deny,
+)
+
+_SYNTHETIC = ipaddress.IPv4Network("198.18.0.0/15")  # benchmarking range, RFC 2544: nobody's on the internet
+_MAX_NAMES = 10_000
+_MAX_AUDIT_LINES = 20_000  # a program must not be able to roll the log over and so remove what it did
+_MAX_DESTINATIONS = 1_000
+_LOOKUPS_AT_ONCE = 8
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes as they crossed one connection's socket on the upstream side: `received` from it, `sent` to it."""
+
+    received: int = 0
+    sent: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request and its response, as far as the log needs them."""
+
+    request: Request
+    started: float = field(default_factory=time.monotonic)
+    traffic: Traffic = field(default_factory=Traffic)
+    status: int | None = None
+    refused: Decision | None = None  # answered by us, and written as a denial
+    failed: str | None = None  # what went wrong upstream: no denial
+    given_up: bool = False  # the client went away or broke the protocol
+
+    @property
+    def answered_here(self) -> bool:
+        return self.refused is not None or self.failed is not None
+
+    def count_sent(self, data: bytes) -> bytes:
+        self.traffic.sent += len(data)
+        return data
+
+    def count_received(self, data: bytes) -> bytes:
+        self.traffic.received += len(data)
+        return data
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One client connection: how it came, where it goes, and a denial that is still to be told inside it."""
+
+    protocol: str
+    id: str | None = None
+    destination: Host | Unparsed | None = None
+    port: int | None = None
+    denied: Decision | None = None
+    carried: Protocol = Protocol.HTTP
+    opaque: bool = False  # bytes pass unread: raw TCP, or TLS that is not opened
+    sni: str | None = None
+    started: float = field(default_factory=time.monotonic)
+    upstream: Traffic = field(default_factory=Traffic)
+    address: str | None = None
+    error: str | None = None
+    dialled: bool = False
+    refused_dial: Decision | None = None
+    upstreams: int = 0  # connections to servers that are open or being opened
+    aborted: bool = False
+    open: set[Exchange] = field(default_factory=set)
+    unsent: Callable[..., int] | None = None  # `GuardedHttp.unsent`
+
+
+class Attempt:
+    """One attached attempt. Everything it decides, it also writes to the audit log, or it denies."""
+
+    def __init__(self, grant: Grant, audit: AuditLog) -> None:
+        self.grant = grant
+        self.over = False
+        self.lookups = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
+        self.connections: dict[str, Connection] = {}
+        self.allowed = 0
+        self.denied = 0
+        self._audit = audit
+        self._names: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
+        self._lines = 0
+        self._log_full = False
+        self._crowded = False
+        self._destinations: dict[tuple[str, int | None, str, str], int] = {}
+
+    def synthetic_address(self, name: Host) -> ipaddress.IPv4Address | None:
+        """The address that stands for `name` in this attempt; None when it has used up its names."""
+        if (known := self._addresses.get(name.text)) is not None:
+            return ipaddress.IPv4Address(known)
+        if len(self._names) >= _MAX_NAMES:
+            return None
+        address = _SYNTHETIC[len(self._names) + 1]
+        self._names[str(address)] = name.text
+        self._addresses[name.text] = str(address)
+        return address
+
+    def name_behind(self, address: str) -> str:
+        """The name a synthetic address stands for; any other address is returned as it is."""
+        return self._names.get(address, address)
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether one more client connection may be served. Of a run of refusals the first is written, the rest is not.
+
+        A run ends when the attempt is back at half of its connections, so that holding them at the limit is one line.
+        """
+        if len(self.connections) < self.grant.max_connections:
+            if len(self.connections) <= self.grant.max_connections // 2:
+                self._crowded = False
+            return True
+        if not self._crowded:
+            self._crowded = True
+            self.refuse(Request(RequestLayer.CONNECT, Unparsed("", "")), self._too_many("connections"), connection)
+        return False
+
+    def admit_upstream(self) -> Decision | None:
+        """The denial of one more connection to a server; None when it may be opened.
+
+        One connection of a client can lead to many servers, so these have a limit too: twice that of the clients'.
+        """
+        if sum(connection.upstreams for connection in self.connections.values()) < 2 * self.grant.max_connections:
+            return None
+        return self._too_many("connections to servers")
+
+    def _too_many(self, what: str) -> Decision:
+        return deny(Reason.LIMIT_EXCEEDED, f"the attempt has too many {what} open: {self.grant.max_connections} may be")
+
+    def judge(self, request: Request, connection: Connection, *, final: bool = False, quiet: bool = False) -> Decision:
+        """Decide, write the decision, count it. A decision that cannot be written is a denial.
+
+        A denial is always written and counted. An allow is counted where it is `final`, that is, no later layer judges
+        the same request; `quiet` leaves it out of the log where a later layer's line says the same and more.
+        """
+        decision = self.judge_silently(request)
+        if not (quiet and decision.allowed):
+            decision = self._write_decision(request, decision, connection)
+        if final or not decision.allowed:
+            self.count(request, decision)
+        return decision
+
+    def judge_silently(self, request: Request) -> Decision:
+        """Decide without a trace: to choose between protocols or addresses, one of which is then judged for good."""
+        if self.over:
+            return deny(Reason.ATTEMPT_OVER, "the attempt is over")
+        return decide(self.grant, request)
+
+    def refuse(self, request: Request, decision: Decision, connection: Connection) -> Decision:
+        """Write and count a denial that was not `decide`'s: a limit, or a protocol that is not what it must be."""
+        decision = self._write_decision(request, decision, connection)
+        self.count(request, decision)
+        return decision
+
+    def repeat(self, request: Request, decision: Decision, connection: Connection) -> Decision:
+        """Write, without counting it again, an earlier denial that a request inside the same connection runs into."""
+        return self._write_decision(request, decision, connection)
+
+    def write_end(
+        self,
+        connection: Connection,
+        exchange: Exchange | None = None,
+        *,
+        error: str | None = None,
+        address: str | None = None,
+    ) -> None:
+        """Write the end of a connection that was passed through unread, or of one exchange on one that was read.
+
+        Raises `AuditUnavailable`.
+        """
+        outcome: Literal["completed", "failed", "aborted"] = "completed" if error is None else "failed"
+        if connection.aborted or (exchange is not None and exchange.given_up):
+            outcome = "aborted"
+        traffic = connection.upstream if exchange is None else exchange.traffic
+        self._audit.write(
+            ConnectionEvent(
+                time=time.time(),
+                call_id=self.grant.call_id,
+                attempt_id=self.grant.attempt_id,
+                connection_id=connection.id,
+                protocol=connection.protocol,
+                host=str(connection.destination or "") if exchange is None else str(exchange.request.host),
+                port=connection.port if exchange is None else exchange.request.port,
+                sni=connection.sni,
+                method=None if exchange is None else exchange.request.method,
+                path=None if exchange is None else exchange.request.path,
+                address=address if address is not None else connection.address,
+                status=None if exchange is None else exchange.status,
+                outcome=outcome,
+                error=error,
+                bytes_in=traffic.received,
+                bytes_out=traffic.sent,
+                duration_seconds=round(time.monotonic() - (connection if exchange is None else exchange).started, 6),
+                policy_name=self.grant.policy_name,
+                policy_digest=self.grant.policy_digest,
+            )
+        )
+        self._lines += 1
+
+    def destinations(self) -> list[dict[str, object]]:
+        """Counts per host, port, decision and reason, most first."""
+        rows = sorted(self._destinations.items(), key=lambda row: -row[1])
+        return [
+            {"host": host, "port": port, "decision": decision, "reason": reason, "count": count}
+            for (host, port, decision, reason), count in rows[:100]
+        ]
+
+    def _write_decision(self, request: Request, decision: Decision, connection: Connection) -> Decision:
+        if self._lines >= _MAX_AUDIT_LINES:
+            decision = deny(Reason.LIMIT_EXCEEDED, f"this attempt has filled its {_MAX_AUDIT_LINES} lines of the log")
+            if self._log_full:
+                return decision
+            self._log_full = True
+        self._lines += 1
+        try:
+            self._audit.write(
+                decision_event(
+                    self.grant,
+                    request,
+                    decision,
+                    time=time.time(),
+                    protocol=connection.protocol,
+                    connection_id=connection.id,
+                )
+            )
+        except AuditUnavailable as error:
+            return deny(Reason.AUDIT_UNAVAILABLE, f"the decision could not be written to the audit log: {error}")
+        return decision
+
+    def count(self, request: Request, decision: Decision) -> None:
+        """Count a request's final verdict; denials are counted by `judge` and `refuse` themselves."""
+        if decision.allowed:
+            self.allowed += 1
+        else:
+            self.denied += 1
+        key = (str(request.host)[:300], request.port, decision.verdict.value, decision.reason.value)
+        if key in self._destinations or len(self._destinations) < _MAX_DESTINATIONS:
+            self._destinations[key] = self._destinations.get(key, 0) + 1

@@ -1,0 +1,161 @@
+"""What the layers would see of a request that has not been made yet. Pure.
+
+Owns: turning a URL, or a host and port, into the `Request` of each layer in the order in which traffic meets them, as a
+well-behaved client's request would be seen. Must not: decide: `decide` is given these, as it is given the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import quote, urlsplit
+
+from proxy.destinations import Host, IPAddress, Unparsed, observe_authority
+from proxy.network import Decision, Grant, Protocol, Request, RequestLayer, decide, inspects
+
+_SCHEMES = {"http": 80, "https": 443, "ws": 80, "wss": 443, "tcp": None}
+_SCHEME_OF_PORT = {80: "http", 443: "https"}
+_MAX_TEXT = 16 * 1024
+# What clients leave as it is in a path: RFC 3986's `pchar`, the slash, and the escapes that are there already.
+_PATH_CHARACTERS = "/%:@!$&'()*+,;=~-._"
+
+
+class InvalidTarget(ValueError):
+    """The text is neither a URL nor HOST:PORT. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A request as a person writes it. `scheme` is one of http, https, ws, wss, tcp; `path` is without the query."""
+
+    scheme: str
+    host: Host | Unparsed
+    port: int
+    path: str = "/"
+
+    @property
+    def tls(self) -> bool:
+        return self.scheme in ("https", "wss")
+
+    @property
+    def raw(self) -> bool:
+        return self.scheme == "tcp"
+
+    def __str__(self) -> str:
+        address = isinstance(self.host, Host) and self.host.address is not None and self.host.address.version == 6
+        name = f"[{self.host}]" if address else str(self.host)
+        if self.raw:
+            return f"{name}:{self.port}"
+        port = "" if self.port == _SCHEMES[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{name}{port}{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One layer's view and its answer. `decision` is None for a layer that is not reached, or that sees nothing."""
+
+    request: Request
+    decision: Decision | None
+    note: str | None = None
+
+
+def parse_target(text: str) -> Target:
+    """Read a URL, or HOST:PORT: port 443 means https, port 80 http, every other one raw TCP. Raises `InvalidTarget`."""
+    if not text or len(text) > _MAX_TEXT or not text.isprintable() or any(c.isspace() for c in text) or "\\" in text:
+        raise InvalidTarget("it is empty, too long, or has a space, a backslash or a control character")
+    if "://" not in text:
+        if any(mark in text for mark in "/?#@"):
+            raise InvalidTarget("it is neither a URL with its scheme nor HOST:PORT")
+        host, port = observe_authority(text)
+        if port is None:
+            raise InvalidTarget("there is no port from 1 to 65535 after the host")
+        return Target(_SCHEME_OF_PORT.get(port, "tcp"), host, port)
+    scheme, _, rest = text.partition("://")
+    scheme = scheme.lower()
+    if scheme not in _SCHEMES:
+        raise InvalidTarget("the scheme is none of http, https, ws, wss, tcp")
+    try:
+        parts = urlsplit(f"{scheme}://{rest}")
+    except ValueError as error:
+        raise InvalidTarget(f"it is not a URL: {error}") from error
+    authority = parts.netloc.rpartition("@")[2]  # clients send what stands before it elsewhere, or not at all
+    host, port = observe_authority(authority)
+    port = port if port is not None else _SCHEMES[scheme]
+    if port is None:
+        raise InvalidTarget("there is no port from 1 to 65535 after the host")
+    return Target(scheme, host, port, quote(parts.path, safe=_PATH_CHARACTERS) or "/")
+
+
+def requests_for(target: Target, method: str = "GET", addresses: Sequence[IPAddress] = ()) -> tuple[Request, ...]:
+    """The requests that the layers see, in order. `addresses` are those the name is known to have, if any.
+
+    A name whose addresses are not known has no request at the dial.
+    """
+    host, port = target.host, target.port
+    protocol = Protocol.TCP if target.raw else Protocol.HTTP
+    named = not (isinstance(host, Host) and host.address is not None)
+    requests = [Request(RequestLayer.DNS, host)] if named else []
+    requests.append(Request(RequestLayer.CONNECT, host, port, protocol))
+    sni = host if target.tls and named else None
+    if target.tls:
+        requests.append(Request(RequestLayer.TLS, host, port, protocol, tls=True, sni=sni))
+    if not target.raw:
+        claim = (host, None if port == _SCHEMES[target.scheme] else port)
+        upgrade = target.scheme in ("ws", "wss")
+        requests.append(
+            Request(
+                RequestLayer.HTTP, host, port, protocol, tls=target.tls, sni=sni, claims=(claim,), method=method,
+                path=target.path, upgrade=upgrade,
+            )
+        )  # fmt: skip
+    if isinstance(host, Host) and host.address is not None:
+        addresses = (host.address,)
+    requests += [Request(RequestLayer.DIAL, host, port, protocol, address=address) for address in addresses]
+    return tuple(requests)
+
+
+def explain(grant: Grant, target: Target, method: str = "GET", addresses: Sequence[IPAddress] = ()) -> tuple[Step, ...]:
+    """What each layer would say. A static answer of the grant stands before `addresses`.
+
+    Of several addresses one that is allowed is enough: the proxy dials only those.
+    """
+    for entry in grant.hosts:
+        if entry.host == target.host:
+            addresses = entry.addresses
+    steps: list[Step] = []
+    denied = False
+    dials: list[Step] = []
+    for request in requests_for(target, method, addresses):
+        if denied:
+            steps.append(Step(request, None, "not reached"))
+        elif request.layer is RequestLayer.HTTP and _passes(grant, target):
+            steps.append(Step(request, None, "not seen: TLS to this host is passed through unopened"))
+        elif request.layer is RequestLayer.DIAL:
+            dials.append(Step(request, decide(grant, request)))
+        else:
+            decision = decide(grant, request)
+            denied = not decision.allowed
+            steps.append(Step(request, decision))
+    if any(step.decision is not None and step.decision.allowed for step in dials):
+        dials = [
+            step if step.decision is None or step.decision.allowed else replace(step, decision=None, note="not dialled")
+            for step in dials
+        ]
+    return (*steps, *dials)
+
+
+def verdict(steps: Sequence[Step]) -> Decision:
+    """The one answer to the request: the first denial, else the decision of the layer that saw the most of it."""
+    last: Decision | None = None
+    for step in steps:
+        if step.decision is not None:
+            if not step.decision.allowed:
+                return step.decision
+            if step.request.layer is not RequestLayer.DIAL or last is None:
+                last = step.decision
+    assert last is not None, "the connection's own layer always answers"
+    return last
+
+
+def _passes(grant: Grant, target: Target) -> bool:
+    return target.tls and isinstance(target.host, Host) and not inspects(grant, target.host, target.port)

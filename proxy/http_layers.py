@@ -1,0 +1,251 @@
+"""HTTP as mitmproxy reads it, with what hostile code makes necessary. Sans-io, like its parents.
+
+- A head that two readers could take for different requests, or that does not end, is refused before it is parsed.
+- A refused request is answered at its headers; what of its body still comes is dropped unread.
+- Whatever ends an exchange before its response has begun ends it with a response that people can read.
+- A WebSocket is relayed as bytes, so that no message has to fit into memory.
+- HTTP/2 is not turned into HTTP/1.1: a body without a length would be taken for the next request there.
+- What a peer makes us keep is bounded.
+
+Owns: the above. Must not: decide, or know attempts; `Advice` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import h2.errors
+from mitmproxy import http
+from mitmproxy.connection import Connection
+from mitmproxy.net.http import http1
+from mitmproxy.proxy import commands, events
+from mitmproxy.proxy.context import Context
+from mitmproxy.proxy.layer import CommandGenerator, Layer
+from mitmproxy.proxy.layers import tcp
+from mitmproxy.proxy.layers.http import HttpLayer, HTTPMode, HttpStream, SendHttp
+from mitmproxy.proxy.layers.http._events import (
+    ErrorCode,
+    RequestData,
+    RequestEndOfMessage,
+    RequestHeaders,
+    RequestProtocolError,
+    RequestTrailers,
+    ResponseData,
+    ResponseEndOfMessage,
+    ResponseHeaders,
+    ResponseProtocolError,
+)
+from mitmproxy.proxy.layers.http._http1 import Http1Connection, Http1Server
+from mitmproxy.proxy.layers.http._http2 import Http2Connection, Http2Server
+
+MAX_HEAD_BYTES = 64 * 1024  # request line and headers; common servers stop at 8 to 64 KiB
+_MAX_UNREAD_BYTES = 256 * 1024  # a head or chunk line that does not end, or requests sent ahead of their turn
+
+# RFC 9112 sections 2.2 and 5, RFC 9110 section 5.5: a line ends in CRLF, is not continued, and has no other controls.
+_AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What the layers ask: which layer runs in a tunnel, what a refusal or failure is answered with; and tell."""
+
+    tunnel: Callable[[Context], Layer]
+    malformed: Callable[[Context, str], http.Response]
+    failed: Callable[[http.HTTPFlow, str], http.Response]
+    relayed: Callable[[http.HTTPFlow, bool, int], None]
+
+
+class GuardedHttp1(Http1Server):
+    """The code's side of HTTP/1."""
+
+    def __init__(self, context: Context, advice: Advice) -> None:
+        super().__init__(context)
+        self._advice = advice
+
+    def read_headers(self, event: events.ConnectionEvent) -> CommandGenerator[None]:
+        if not isinstance(event, events.DataReceived):
+            yield from super().read_headers(event)
+            return
+        received = bytes(self.buf)
+        while received.startswith(b"\r\n"):  # RFC 9112 section 2.2: empty lines before a request are ignored
+            self.buf.maybe_extract_at_most(2)
+            received = received[2:]
+        end = received.find(b"\r\n\r\n")
+        head = received if end < 0 else received[:end]
+        if _AMBIGUOUS.search(head):
+            yield from self._refuse("the head of the request has a line or a character that no request has")
+        elif len(head) > MAX_HEAD_BYTES:
+            yield from self._refuse(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
+        elif end >= 0:
+            for command in super().read_headers(event):
+                if self.state == self.read_headers and isinstance(command, commands.SendData):  # the parent's own answer
+                    yield from self._refuse("the head of the request cannot be read")
+                    return
+                yield command
+
+    def _refuse(self, why: str) -> CommandGenerator[None]:
+        """Answer, and read on without keeping anything: a close at once could lose the answer on its way."""
+        self.state = self.done
+        self.buf.maybe_extract_at_most(len(self.buf))
+        yield commands.SendData(self.conn, http1.assemble_response(self._advice.malformed(self.context, why)))
+        yield commands.CloseTcpConnection(self.conn, half_close=True)
+
+    def done(self, event: events.ConnectionEvent) -> CommandGenerator[None]:
+        self.buf.maybe_extract_at_most(len(self.buf))
+        if isinstance(event, events.ConnectionClosed):
+            yield commands.CloseConnection(self.conn)
+
+
+class GuardedHttp2(Http2Server):
+    """The code's side of HTTP/2. What the protocol forbids ends the connection; here it is also told."""
+
+    def __init__(self, context: Context, advice: Advice) -> None:
+        super().__init__(context)
+        self._advice = advice
+
+    def protocol_error(
+        self, message: str, error_code: int = h2.errors.ErrorCodes.PROTOCOL_ERROR
+    ) -> CommandGenerator[None]:
+        self._advice.malformed(self.context, message)
+        yield from super().protocol_error(message, error_code)
+
+
+class GuardedStream(HttpStream):
+    """One request and its response."""
+
+    def __init__(self, context: Context, stream_id: int, advice: Advice) -> None:
+        super().__init__(context, stream_id)
+        self._advice = advice
+        self._answered = False
+
+    def handle_event(self, event: events.Event) -> CommandGenerator[None]:
+        for command in super().handle_event(event):
+            if isinstance(command, SendHttp):
+                if isinstance(command.event, ResponseHeaders):
+                    self._answered = self._answered or command.event.response.status_code != 100
+                elif isinstance(command.event, ResponseProtocolError) and not self._answered:
+                    status = command.event.code.http_status_code()
+                    if status is not None:
+                        yield from self._answer_failure(command.event.message, malformed=status < 500)
+                        continue
+            yield command
+
+    def _answer_failure(self, message: str, *, malformed: bool) -> CommandGenerator[None]:
+        self._answered = True
+        client = self.context.client
+        response = self._advice.failed(self.flow, message)
+        yield SendHttp(ResponseHeaders(self.stream_id, response, end_stream=False), client)
+        yield SendHttp(ResponseData(self.stream_id, response.raw_content or b""), client)
+        yield SendHttp(ResponseEndOfMessage(self.stream_id), client)
+        if malformed and not self.flow.request.is_http2:
+            yield commands.CloseConnection(client)  # where the next request would begin is not certain
+
+    def state_wait_for_request_headers(self, event: RequestHeaders) -> CommandGenerator[None]:
+        event.request.stream = not event.end_stream  # until it is decided: whether a body follows
+        yield from super().state_wait_for_request_headers(event)
+        refused = self.client_state == self.state_consume_request_body and self.flow.response is not None
+        if refused and not event.end_stream:
+            yield from super().state_consume_request_body(RequestEndOfMessage(self.stream_id))
+            self.client_state = self._drop_request_body
+
+    def _drop_request_body(self, event: events.Event) -> CommandGenerator[None]:
+        assert isinstance(event, (RequestData, RequestTrailers, RequestEndOfMessage))
+        yield from ()
+
+    def handle_protocol_error(self, event: RequestProtocolError | ResponseProtocolError) -> CommandGenerator[None]:
+        if isinstance(event, RequestProtocolError):
+            self.flow.metadata[CLIENT_GAVE_UP] = True
+        yield from super().handle_protocol_error(event)
+
+    def make_server_connection(self) -> CommandGenerator[bool]:
+        if not (yield from super().make_server_connection()):
+            return False
+        if not self.flow.request.is_http2 or self.context.server.alpn == b"h2":
+            return True
+        yield commands.CloseConnection(self.context.server)
+        message = "the server does not speak HTTP/2, and the client nothing else"
+        yield from self.handle_protocol_error(ResponseProtocolError(self.stream_id, message, ErrorCode.CONNECT_FAILED))
+        return False
+
+    def handle_connect_regular(self) -> CommandGenerator[None]:
+        if self.flow.response is None:
+            self.child_layer = self._advice.tunnel(self.context)
+        yield from self.handle_connect_finish()
+
+    def flow_done(self) -> CommandGenerator[None]:
+        if self.flow.websocket is None:
+            yield from super().flow_done()
+            return
+        self.child_layer = _Relay(self.context, lambda sent, size: self._advice.relayed(self.flow, sent, size))
+        self._handle_event = self.passthrough
+        yield from self.child_layer.handle_event(events.Start())
+        yield SendHttp(ResponseEndOfMessage(self.stream_id), self.context.client)
+
+
+CLIENT_GAVE_UP = "sluicegate-client-gave-up"
+
+
+class _Relay(tcp.TCPLayer):
+    """Bytes in both directions, counted and not kept."""
+
+    def __init__(self, context: Context, count: Callable[[bool, int], None]) -> None:
+        super().__init__(context, ignore=True)
+        self._count = count
+
+    def handle_event(self, event: events.Event) -> CommandGenerator[None]:
+        if isinstance(event, events.DataReceived):
+            self._count(event.connection is self.context.client, len(event.data))
+        yield from super().handle_event(event)
+
+
+class GuardedHttp(HttpLayer):
+    """HTTP whose streams, and whose client's side, are guarded."""
+
+    def __init__(self, context: Context, mode: HTTPMode, advice: Advice) -> None:
+        super().__init__(context, mode)
+        self._advice = advice
+
+    def _handle_event(self, event: events.Event) -> CommandGenerator[None]:
+        if isinstance(event, events.Start):
+            kind = GuardedHttp2 if self.context.client.alpn == b"h2" else GuardedHttp1
+            self.connections[self.context.client] = kind(self.context.fork(), self._advice)
+        yield from super()._handle_event(event)
+        if isinstance(event, events.DataReceived) and self._unread(event.connection) > _MAX_UNREAD_BYTES:
+            self._advice.malformed(self.context, f"more than {_MAX_UNREAD_BYTES} bytes without an end")
+            yield commands.CloseConnection(event.connection)
+            if event.connection is not self.context.client:
+                yield commands.CloseConnection(self.context.client)
+
+    def make_stream(self, stream_id: int) -> CommandGenerator[None]:
+        self.streams[stream_id] = GuardedStream(self.context.fork(), stream_id, self._advice)
+        yield from self.event_to_child(self.streams[stream_id], events.Start())
+
+    def register_connection(self, command: Any) -> CommandGenerator[None]:
+        yield from super().register_connection(command)
+        if command.err and not command.connection.connected:
+            command.connection.address = None  # else every later request to it would be told of this failure
+
+    def unsent(self, *, to_client: bool) -> int:
+        """Bytes that are kept: for want of an HTTP/2 peer's window, or of a server that is still being connected to."""
+        size = 0
+        for connection, top in self.connections.items():
+            writer = top.context.layers[-1]
+            if isinstance(writer, Http2Connection) and (connection is self.context.client) is to_client:
+                size += sum(len(chunk.data) for chunks in writer.h2_conn.stream_buffers.values() for chunk in chunks)
+        if not to_client:
+            for stream in self.streams.values():
+                size += sum(len(event.data) for event in stream._paused_event_queue if isinstance(event, RequestData))
+        return size
+
+    def _unread(self, connection: Connection) -> int:
+        top = self.connections.get(connection)
+        reader = top.context.layers[-1] if top is not None else None
+        if not isinstance(reader, Http1Connection) or reader.state == reader.passthrough:
+            return 0
+        return len(reader.buf)
+
+
+__all__ = ["CLIENT_GAVE_UP", "MAX_HEAD_BYTES", "Advice", "GuardedHttp"]

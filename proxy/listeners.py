@@ -1,0 +1,412 @@
+"""Serves mitmproxy from sockets that live inside an attempt's network namespace.
+
+Which attempt a connection belongs to follows from the socket it was accepted on, never from what it carries.
+Owns: accepting, the dispatch of hooks, byte counts, how much is kept, and ending connections. Must not: decide.
+
+Hook dispatch fails closed. Stock dispatch logs an exception in a hook and goes on, which forwards; here the connection
+is aborted and its layers see no further event, so nothing can follow. A crash inside a layer ends it as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from mitmproxy import connection, ctx
+from mitmproxy.addons.proxyserver import Proxyserver
+from mitmproxy.master import Master
+from mitmproxy.proxy import commands, events, layer, mode_servers, mode_specs
+from mitmproxy.proxy.context import Context
+from mitmproxy.proxy.layer import CommandGenerator, Layer
+from mitmproxy.proxy.server_hooks import ServerConnectionHookData
+
+from proxy.attempts import Attempt, Connection, Traffic
+from proxy.destinations import Unparsed
+from proxy.dns import answer, fail
+from proxy.network import Reason, Request, RequestLayer, deny
+
+logger = logging.getLogger(__name__)
+
+type Hook = Callable[[Any], Any]
+
+_BACKLOG = 512
+_DATAGRAMS_AT_ONCE = 64
+_IP_PKTINFO = 8  # ip(7); the socket module names it from Python 3.14 on
+_IPV6_PKTINFO_BYTES = 20
+_MAX_UNSENT_BYTES = 1024 * 1024  # per connection and direction; then its other end is not read from
+_MAX_UNSENT_BYTES_EVER = 32 * 1024 * 1024
+_HOOK_FAILED = "hook `%s` failed: the connection is closed"
+_PATIENCE_SECONDS = 1.0
+_STOP_SECONDS = 5.0
+_DNS_IDLE_SECONDS = 30.0
+_LINGER_ZERO = struct.pack("ii", 1, 0)
+DNS_PORT = 53
+
+
+class AttemptMode(mode_specs.ProxyMode):
+    """The mitmproxy mode of every connection here. `attempt` and `kind` are set by `make_mode`, not parsed."""
+
+    description = "sandbox attempt"
+    transport_protocol = "tcp"
+    default_port = None
+    attempt: Attempt
+    kind: str
+
+    def __post_init__(self) -> None:
+        """Any data is valid: nothing but `make_mode` makes one."""
+
+
+def make_mode(attempt: Attempt, kind: str) -> AttemptMode:
+    data = f"{attempt.grant.attempt_id}/{kind}"
+    mode = AttemptMode(full_spec=f"attempt:{data}", data=data, custom_listen_host=None, custom_listen_port=None)
+    object.__setattr__(mode, "attempt", attempt)
+    object.__setattr__(mode, "kind", kind)
+    return mode
+
+
+def attempt_of(client: connection.Client) -> Attempt:
+    return cast(AttemptMode, client.proxy_mode).attempt
+
+
+def connection_of(client: connection.Client) -> Connection:
+    return attempt_of(client).connections[client.id]
+
+
+class Handler(mode_servers.ProxyConnectionHandler):
+    """One client connection. Hooks are the given functions. An exception in one, or in a layer, ends it."""
+
+    def __init__(
+        self,
+        master: Master,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        mode: AttemptMode,
+        hooks: Mapping[str, Sequence[Hook]],
+    ) -> None:
+        super().__init__(master, reader, writer, ctx.options, mode)
+        self.ended = False
+        self._hooks = hooks
+        self._progress = asyncio.Event()
+        self._pending: set[asyncio.Task[None]] = set()
+        self._received_early = 0
+
+    async def handle_hook(self, hook: commands.StartHook) -> None:
+        """Run a hook of mitmproxy's own handler: about the client connection's ends, and about server connections."""
+        functions = self._hooks.get(hook.name)
+        if functions:
+            with self.timeout_watchdog.disarm():
+                for waiting in self._called(hook, functions):
+                    await self._finish(hook, waiting)
+
+    def start_hook(self, hook: commands.StartHook) -> bool:
+        """Run a layer's hook. False: it has to wait, and its completion will come as an event of its own.
+
+        Stock dispatch makes a task of every hook; nearly all of ours have nothing to wait for.
+        """
+        for waiting in self._called(hook, self._hooks.get(hook.name, ())):
+            task = asyncio.get_running_loop().create_task(self._complete(hook, waiting))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+            return False
+        return True
+
+    def _called(self, hook: commands.StartHook, functions: Sequence[Hook]) -> Iterator[Coroutine[Any, Any, None]]:
+        """Call the functions in order; what one returns to be awaited is yielded."""
+        try:
+            (data,) = hook.args()
+            for function in functions:
+                result = function(data)
+                if result is not None:
+                    yield result
+        except Exception:
+            logger.exception(_HOOK_FAILED, hook.name)
+            self._fail(hook)
+
+    async def _complete(self, hook: commands.StartHook, waiting: Coroutine[Any, Any, None]) -> None:
+        with self.timeout_watchdog.disarm():
+            await self._finish(hook, waiting)
+        if hook.blocking:
+            await self.server_event(events.HookCompleted(hook))
+
+    async def _finish(self, hook: commands.StartHook, waiting: Coroutine[Any, Any, None]) -> None:
+        try:
+            await waiting
+        except Exception:
+            logger.exception(_HOOK_FAILED, hook.name)
+            self._fail(hook)
+
+    def _fail(self, hook: commands.StartHook) -> None:
+        (data,) = hook.args()
+        if isinstance(data, ServerConnectionHookData):
+            data.server.error = "an internal error is a denial"
+        self.crash()
+
+    async def server_event(self, event: events.Event) -> None:
+        """Hand an event to the layers, unless the connection has been ended: then nothing more may follow from it."""
+        if not self.ended:
+            await super().server_event(event)
+        self._progress.set()
+
+    async def open_connection(self, command: commands.OpenConnection) -> None:
+        if not self.ended:
+            await super().open_connection(command)
+
+    async def drain_writers(self) -> None:
+        """Read on only when what was read has gone on: also where it waits for an HTTP/2 window or for a connection.
+
+        What waits for a server is bounded in time rather than strictly: the client's bytes may have to be read for the
+        server to go on, so one piece a second still is.
+        """
+        await super().drain_writers()
+        io = self.transports.get(self.client)
+        from_client = io is not None and io.handler is asyncio.current_task()
+        while from_client and self._received_early > _MAX_UNSENT_BYTES and self._opening() and not self.ended:
+            await self._wait_for_progress()
+        unsent = connection_of(self.client).unsent
+        if unsent is None:
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS if from_client else None):
+                while not self.ended and (size := unsent(to_client=not from_client)) > _MAX_UNSENT_BYTES:
+                    if size > _MAX_UNSENT_BYTES_EVER:
+                        self.abort()
+                    else:
+                        await self._wait_for_progress()
+        except TimeoutError:
+            pass
+
+    async def _wait_for_progress(self) -> None:
+        self._progress.clear()
+        await self._progress.wait()
+
+    def received_from_client(self, size: int) -> None:
+        self._received_early = self._received_early + size if self._opening() else 0
+
+    def _opening(self) -> bool:
+        return any(io.writer is None for io in self.transports.values())
+
+    def log(self, message: str, level: int = logging.INFO, exc_info: Any = None) -> None:
+        """A layer that crashed may be in any state: its connection does not go on."""
+        if level >= logging.ERROR:
+            logger.log(level, message, exc_info=exc_info)
+            self.crash()
+
+    def crash(self) -> None:
+        """End the connection because of a fault of ours, which is a denial and is written as one."""
+        if self.ended:
+            return
+        self.abort()
+        attempt, state = attempt_of(self.client), connection_of(self.client)
+        host = state.destination if state.destination is not None else Unparsed("", "no destination is known")
+        request = Request(RequestLayer.CONNECT, host, state.port)
+        attempt.refuse(request, deny(Reason.INTERNAL_ERROR, "the connection met a fault of the proxy"), state)
+
+    def abort(self) -> None:
+        """Reset the client connection and end every upstream one, whatever state they are in."""
+        self.finish()
+        connection_of(self.client).aborted = True
+        for io in list(self.transports.values()):
+            if io.writer is not None:
+                reset(cast(asyncio.StreamWriter, io.writer))
+            if io.handler is not None:
+                io.handler.cancel("aborted")
+
+    def finish(self) -> None:
+        """Let nothing follow: a hook that still waits will not go on, and no event reaches the layers."""
+        self.ended = True
+        for task in self._pending:
+            task.cancel()
+        self._progress.set()
+
+
+class Guard:
+    """Stands before a connection's top layer: counts what crosses the upstream sockets, and runs the layers' hooks."""
+
+    def __init__(self, top: Layer, handler: Handler, traffic: Traffic) -> None:
+        self._top = top
+        self._handler = handler
+        self._client = handler.client
+        self._traffic = traffic
+
+    @property
+    def context(self) -> Context:
+        return self._top.context
+
+    def handle_event(self, event: events.Event) -> CommandGenerator[None]:
+        waiting = deque([event])
+        while waiting:
+            event = waiting.popleft()
+            if isinstance(event, events.DataReceived):
+                if event.connection is self._client:
+                    self._handler.received_from_client(len(event.data))
+                else:
+                    self._traffic.received += len(event.data)
+            for command in self._top.handle_event(event):
+                if isinstance(command, commands.StartHook):
+                    if self._handler.start_hook(command) and command.blocking:
+                        waiting.append(events.HookCompleted(command))
+                    if self._handler.ended:
+                        return
+                    continue
+                if isinstance(command, commands.SendData) and command.connection is not self._client:
+                    self._traffic.sent += len(command.data)
+                yield command
+
+
+class AttemptServer(mode_servers.ServerInstance[AttemptMode]):
+    """Accepts on one passed TCP listener and serves each connection: DNS here, everything else by a `Handler`."""
+
+    listen_addrs = ()
+
+    def __init__(
+        self,
+        master: Master,
+        sock: socket.socket,
+        mode: AttemptMode,
+        hooks: Mapping[str, Sequence[Hook]],
+        top: Callable[[Context, str, tuple[str, int] | None], Layer | None],
+    ) -> None:
+        self._proxyserver = cast(Proxyserver, master.addons.get("proxyserver"))
+        super().__init__(mode, self._proxyserver)
+        self._master = master
+        self._sock = sock
+        self._hooks = hooks
+        self._top = top
+        self._server: asyncio.Server | None = None
+        self._aborts: dict[asyncio.Task[Any], Callable[[], None]] = {}
+
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(self.handle_stream, sock=self._sock, backlog=_BACKLOG)
+
+    async def _stop(self) -> None:
+        """Accept no more, end what is open, and return when it has ended."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        serving = dict(self._aborts)
+        for abort in serving.values():
+            abort()
+        if serving:
+            await asyncio.wait(serving, timeout=_STOP_SECONDS)
+
+    def make_top_layer(self, context: Context) -> Layer:
+        raise NotImplementedError("the top layer depends on the connection; see `handle_stream`")
+
+    async def handle_stream(self, reader: Any, writer: Any = None) -> None:
+        attempt, kind = self.mode.attempt, self.mode.kind
+        try:
+            address, port = writer.get_extra_info("socket").getsockname()[:2]
+        except OSError:  # the client has gone already
+            writer.transport.abort()
+            return
+        captured = None if kind == "explicit" else (address, port)
+        if kind.startswith("dns") or (captured is not None and port == DNS_PORT):
+            protocol = "dns-tcp"
+        else:
+            protocol = "proxy" if captured is None else "transparent"
+        handler = Handler(self._master, reader, writer, self.mode, self._hooks)
+        state = Connection(protocol, handler.client.id.partition("-")[0])
+        task = asyncio.current_task()
+        assert task is not None
+        if attempt.over or not attempt.admit(state):
+            reset(writer)
+            return
+        attempt.connections[handler.client.id] = state
+        self._aborts[task] = handler.abort
+        try:
+            if protocol == "dns-tcp":
+                await _serve_dns(attempt, state, reader, writer)
+                writer.transport.abort()
+                return
+            top = self._top(handler.layer.context, protocol, captured)
+            if top is None:
+                reset(writer)
+                return
+            handler.layer = cast(Layer, Guard(top, handler, state.upstream))
+            with self._proxyserver.register_connection(handler.client.id, handler):
+                await handler.handle_client()
+        except Exception:
+            logger.exception("a connection could not be served: it is closed")
+            handler.crash()
+        finally:
+            handler.finish()
+            del self._aborts[task], attempt.connections[handler.client.id]
+
+
+async def _serve_dns(
+    attempt: Attempt, state: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """DNS over TCP: each message behind its length, RFC 1035 section 4.2.2."""
+    try:
+        while True:
+            async with asyncio.timeout(_DNS_IDLE_SECONDS):
+                size = int.from_bytes(await reader.readexactly(2))
+                response = answer(attempt, state, await reader.readexactly(size))
+                if response is None:
+                    return
+                writer.write(len(response).to_bytes(2) + response)
+                await writer.drain()
+    except (EOFError, OSError, TimeoutError):
+        pass  # the client is done, or takes too long
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Close so that the client sees a reset at once, rather than a connection that says nothing."""
+    sock = cast(socket.socket, writer.get_extra_info("socket"))
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
+    writer.transport.abort()
+
+
+class DnsDatagrams:
+    """DNS over UDP on a passed socket; answers come from the address that was asked."""
+
+    def __init__(self, sock: socket.socket, attempt: Attempt) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._attempt = attempt
+        asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
+
+    def close(self) -> None:
+        if self._sock.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            self._sock.close()
+
+    def _readable(self) -> None:
+        for _ in range(_DATAGRAMS_AT_ONCE):
+            try:
+                query, ancillary, _flags, peer = self._sock.recvmsg(4096, socket.CMSG_SPACE(_IPV6_PKTINFO_BYTES))
+            except OSError:
+                return
+            try:
+                response = answer(self._attempt, Connection(protocol="dns-udp"), query)
+            except Exception:
+                logger.exception("a DNS query could not be judged: it is refused")
+                response = fail(query)
+            if response is not None:
+                with contextlib.suppress(OSError):
+                    self._sock.sendmsg([response], [_reply_from(ancillary)], 0, peer)
+
+
+def _reply_from(ancillary: Sequence[tuple[int, int, bytes]]) -> tuple[int, int, bytes]:
+    """The packet information that sends an answer from the address its query was sent to (ip(7), ipv6(7))."""
+    for level, kind, info in ancillary:
+        if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
+            return level, kind, struct.pack("=I4s4s", 0, info[8:12], bytes(4))
+        if level == socket.IPPROTO_IPV6 and kind == socket.IPV6_PKTINFO:
+            return level, kind, info[:16] + struct.pack("=I", 0)
+    raise OSError("a datagram came without its destination")
+
+
+def is_silent(pending: layer.NextLayer) -> bool:
+    return bool(getattr(pending, "silent", False))

@@ -1,0 +1,230 @@
+"""The policy narrowed to one attempt: what the call asks for, under what the operator allows. Pure.
+
+Owns: making the grant and the limits, or refusing the call before any attempt with the layer and the rule that refuse.
+Must not: read files, ask package clients, judge traffic.
+
+Effective = operator AND call. A call that asks for more than the policy's ceiling is refused rather than cut down: code
+that runs with less than it asked for fails later, and less plainly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.destinations import Host, InvalidHost, parse_host
+from proxy.network import Grant, Mode, PrivateAddress, Rule, RuleLayer, StaticHost
+from sandbox.contract import MIN_MEMORY_MIB
+from sandbox.policy.problems import shown
+from sandbox.policy.schema import (
+    MIN_TIMEOUT_SECONDS,
+    AllowRule,
+    DenyRule,
+    NetworkSection,
+)
+from sandbox.policy.suffixes import Suffix, suffix_kind
+from sandbox.policy_file import LoadedPolicy
+from sandbox.registries import RegistryRules
+
+ALLOW_LAYER = "network.allow"
+CALL_LAYER = "call.domains"
+
+
+class Refused(Exception):
+    """The call asks for more than the policy allows. `layer` says whose rule refuses it, `rule` which one."""
+
+    def __init__(self, code: str, message: str, *, layer: str, rule: str, hint: str | None = None) -> None:
+        text = f"{message} (refused by {layer}: `{rule}`)"
+        super().__init__(f"{text}\nhint: {hint}" if hint else text)
+        self.layer, self.rule, self.code, self.message, self.hint = layer, rule, code, message, hint
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one attempt may use. `timeout_seconds` is wall-clock time."""
+
+    timeout_seconds: float
+    memory_mib: int
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib * 1024 * 1024
+
+
+def narrow_limits(loaded: LoadedPolicy, *, timeout: float | None, memory_mib: int | None) -> Limits:
+    """The call's limits, or the policy's defaults for those it omits. Raises `Refused` above the policy's maximum."""
+    limits = loaded.policy.limits
+    seconds = limits.timeout_seconds.default if timeout is None else timeout
+    memory = limits.memory_mib.default if memory_mib is None else memory_mib
+    for asked, lowest, highest, unit, rule in (
+        (seconds, MIN_TIMEOUT_SECONDS, limits.timeout_seconds.max, "s", "limits.timeout_seconds.max"),
+        (memory, MIN_MEMORY_MIB, limits.memory_mib.max, " MiB", "limits.memory_mib.max"),
+    ):
+        # Written so that a number that compares with nothing is refused too.
+        if not lowest <= asked <= highest:
+            code = "timeout_not_allowed" if unit == "s" else "memory_not_allowed"
+            raise Refused(
+                code,
+                f"the call asks for {asked:g}{unit}, and the policy allows {lowest:g} to {highest:g}{unit}",
+                layer="operator", rule=rule, hint=f"ask for at most {highest:g}{unit}",
+            )  # fmt: skip
+    return Limits(seconds, memory)
+
+
+def mode_of(*, allow_network: bool, domains: Sequence[str] | None) -> Mode:
+    """The mode that a call's network setting asks for."""
+    if not allow_network:
+        return Mode.BLOCK_ALL
+    if domains is None:
+        return Mode.REGISTRY_DEFAULT
+    return Mode.NAMED if domains else Mode.UNRESTRICTED
+
+
+def narrow(
+    loaded: LoadedPolicy,
+    registries: RegistryRules | None,
+    *,
+    call_id: str,
+    attempt_id: str,
+    language: str,
+    allow_network: bool,
+    domains: Sequence[str] | None,
+) -> Grant:
+    """The grant of one attempt. `registries` are the language's, and needed in the mode `registry-default` alone.
+
+    Raises `Refused`; `ValueError` when the registries are needed and missing.
+    """
+    network = loaded.policy.network
+    mode = mode_of(allow_network=allow_network, domains=domains)
+    if mode not in network.modes:
+        raise Refused(
+            "mode_not_allowed",
+            f"the call asks for the network mode `{mode}`, and policy `{loaded.policy.name}` allows "
+            + ", ".join(f"`{allowed}`" for allowed in network.modes),
+            layer="operator", rule="network.modes", hint=_mode_hint(mode, network),
+        )  # fmt: skip
+    layers: tuple[RuleLayer, ...] = ()
+    if mode is Mode.REGISTRY_DEFAULT:
+        if registries is None or registries.language != language:
+            raise ValueError(f"the registries of {language} are needed")
+        layers = (RuleLayer(name=f"registries.{language}", rules=registries.rules),)
+    elif mode is Mode.NAMED:
+        layers = _named(network, _parsed(domains or ()))
+    return Grant(
+        call_id=call_id,
+        attempt_id=attempt_id,
+        policy_name=loaded.policy.name,
+        policy_digest=loaded.digest,
+        mode=mode,
+        layers=layers,
+        deny=_deny_rules(network),
+        ports=network.ports,
+        hosts=tuple(StaticHost(host=Host(name), addresses=found) for name, found in network.hosts.items()),
+        private_addresses=_private_addresses(network),
+        passthrough=network.inspect.passthrough,
+        max_connections=loaded.policy.limits.max_connections,
+    )
+
+
+def _mode_hint(mode: Mode, network: NetworkSection) -> str | None:
+    if mode is Mode.UNRESTRICTED and Mode.NAMED in network.modes:
+        return "name the hosts in `domains`"
+    if Mode.BLOCK_ALL not in network.modes and mode is Mode.BLOCK_ALL:
+        return "set `allow_network`"
+    return "run without the network, or ask the operator to allow the mode" if mode is not Mode.BLOCK_ALL else None
+
+
+# The call's domains
+
+
+def _parsed(domains: Sequence[str]) -> dict[Host, int]:
+    """The hosts named and the place of each one's first mention: spellings of one name are one."""
+    hosts: dict[Host, int] = {}
+    for place, text in enumerate(domains):
+        try:
+            host = parse_host(text)
+        except InvalidHost as error:
+            raise _refused_domain("invalid_domain", f"`{shown(text)}` is not a host name: {error}", place) from error
+        if host.address is not None:
+            raise _refused_domain("invalid_domain", f"`{host}` is an address where a host name belongs", place)
+        if suffix_kind(host) is Suffix.PUBLIC:
+            raise _refused_domain(
+                "domain_too_broad",
+                f"`{host}` is a public suffix: naming it would allow every site registered below it",
+                place, hint=f"name the site, such as `example.{host}`",
+            )  # fmt: skip
+        hosts.setdefault(host, place)
+    return hosts
+
+
+def _refused_domain(code: str, message: str, place: int, hint: str | None = None) -> Refused:
+    return Refused(code, message, layer="call", rule=f"{CALL_LAYER}[{place}]", hint=hint)
+
+
+def _named(network: NetworkSection, hosts: dict[Host, int]) -> tuple[RuleLayer, ...]:
+    for host in hosts:
+        _check_denied(network.deny, host)
+    call = tuple(Rule(id=f"{CALL_LAYER}[{place}]", host=host) for host, place in hosts.items())
+    if network.allow is None:
+        return (RuleLayer(name=CALL_LAYER, rules=call),)
+    for host in hosts:
+        _check_allowed(network.allow, host)
+    # The call's list narrows the hosts; ports, methods, paths and protocol are the operator's to say.
+    operator = RuleLayer(name=ALLOW_LAYER, rules=_allow_rules(network.allow))
+    return (operator, RuleLayer(name=CALL_LAYER, rules=call, names_only=True))
+
+
+def _check_denied(rules: tuple[DenyRule, ...], host: Host) -> None:
+    for place, rule in enumerate(rules):
+        if rule.host is None or rule.ports is not None or rule.methods is not None or rule.paths is not None:
+            continue  # it leaves something of the host: decided request by request
+        if rule.host == host or (rule.subdomains and rule.host.covers(host)):
+            raise Refused(
+                "domain_denied", f"the call names `{host}`, which the policy denies", layer="operator",
+                rule=f"network.deny[{place}]", hint="leave it out",
+            )  # fmt: skip
+
+
+def _check_allowed(rules: tuple[AllowRule, ...], host: Host) -> None:
+    if any(rule.host == host or (rule.subdomains and rule.host.covers(host)) for rule in rules):
+        return
+    below = sorted({rule.host.text for rule in rules if host.covers(rule.host)})
+    raise Refused(
+        "domain_not_allowed", f"the call names `{host}`, which the policy does not allow", layer="operator",
+        rule=ALLOW_LAYER,
+        hint="of the names below it the policy allows " + ", ".join(f"`{name}`" for name in below[:5]) if below
+        else "leave it out, or ask the operator to allow it",
+    )  # fmt: skip
+
+
+# The policy's rules as the proxy knows them
+
+
+def _allow_rules(rules: tuple[AllowRule, ...]) -> tuple[Rule, ...]:
+    return tuple(
+        Rule(
+            id=f"{ALLOW_LAYER}[{place}]", host=rule.host, subdomains=rule.subdomains, ports=rule.ports,
+            methods=rule.methods, paths=rule.paths, protocol=rule.protocol,
+        )
+        for place, rule in enumerate(rules)
+    )  # fmt: skip
+
+
+def _deny_rules(network: NetworkSection) -> tuple[Rule, ...]:
+    return tuple(
+        Rule(
+            id=f"network.deny[{place}]", host=rule.host, cidr=rule.cidr, subdomains=rule.subdomains, ports=rule.ports,
+            methods=rule.methods, paths=rule.paths,
+        )
+        for place, rule in enumerate(network.deny)
+    )  # fmt: skip
+
+
+def _private_addresses(network: NetworkSection) -> tuple[PrivateAddress, ...]:
+    return tuple(
+        PrivateAddress(
+            id=f"network.private_addresses[{place}]", host=entry.host, registries=entry.registries, cidr=entry.cidr,
+            ports=entry.ports,
+        )
+        for place, entry in enumerate(network.private_addresses)
+    )  # fmt: skip

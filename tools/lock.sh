@@ -6,9 +6,8 @@ cd "$(dirname "$0")/.."
 python=.venv/bin/python
 
 # uv does not read pip's configuration.
-if index=$("$python" -m pip config get global.index-url 2>/dev/null); then
-    export UV_DEFAULT_INDEX="$index"
-fi
+index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null || :)}
+[ -z "$index" ] || export UV_DEFAULT_INDEX="$index"
 
 lock=$(mktemp)
 trap 'rm -f "$lock"' EXIT

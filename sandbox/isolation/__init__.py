@@ -1,0 +1,1 @@
+"""Isolation of an attempt: bubblewrap, namespaces, seccomp, memory, and the launcher that applies them."""

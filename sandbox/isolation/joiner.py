@@ -1,0 +1,80 @@
+"""The helper that a launcher forks for each sandbox: it joins the sandbox's namespaces and prepares them.
+
+Owns: one short-lived process. It has all capabilities of the sandbox's user namespace and none outside, and it ends
+before the program starts. Must not: return, or touch the host.
+
+bubblewrap runs pid 1 in a second, nested user namespace (`--disable-userns`); the network and the mounts belong to the
+first, which is found as the owner of the network namespace.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from dataclasses import dataclass
+from typing import NoReturn
+
+from proxy import channel
+from sandbox.isolation import netns, syscalls
+from sandbox.isolation.memory import Group
+from sandbox.isolation.plan import Tmpfs
+
+_NS_GET_USERNS = 0xB701
+_LOOPBACK_TIMEOUT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Open descriptors of a sandbox's namespaces."""
+
+    user: int
+    network: int
+    mount: int
+
+    def close(self) -> None:
+        for fd in (self.user, self.network, self.mount):
+            os.close(fd)
+
+
+def open_namespaces(pid: int) -> Namespaces:
+    """Of the process `pid`, which must still be bubblewrap or a pid 1 that is not yet undumpable."""
+    network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    mount = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    user = fcntl.ioctl(network, _NS_GET_USERNS)
+    os.set_inheritable(user, False)
+    return Namespaces(user, network, mount)
+
+
+def run(sock: socket.socket, namespaces: Namespaces, pid: int, group: Group, tmpfs: tuple[Tmpfs, ...]) -> NoReturn:
+    """The helper's whole life. It sends `listeners`, then waits to hear that pid 1 is up, then sends `ready`."""
+    status = 1
+    try:
+        _prepare(sock, namespaces, pid, group, tmpfs)
+        status = 0
+    except channel.ChannelClosed:
+        pass  # the launcher has given this sandbox up
+    except (OSError, TimeoutError) as error:
+        channel.send(sock, {"step": "failed", "message": str(error)})
+    finally:
+        os._exit(status)
+
+
+def _prepare(sock: socket.socket, namespaces: Namespaces, pid: int, group: Group, tmpfs: tuple[Tmpfs, ...]) -> None:
+    os.setns(namespaces.user, os.CLONE_NEWUSER)
+    os.setns(namespaces.network, os.CLONE_NEWNET)
+    netns.wait_for_loopback(_LOOPBACK_TIMEOUT_SECONDS)
+    listeners = netns.capture_everything()
+    kinds = [kind for kind, _ in listeners]
+    channel.send(sock, {"step": "listeners", "kinds": kinds}, [listener.fileno() for _, listener in listeners])
+    group.admit(pid)
+    channel.receive(sock)  # pid 1 is up, so bubblewrap's mounts are done
+    os.setns(namespaces.mount, os.CLONE_NEWNS)
+    for one in tmpfs:
+        # bubblewrap has no option for it, and tmpfs's own default is an inode for every second page of the machine.
+        syscalls.mount(
+            "tmpfs", one.target, None, syscalls.MS_REMOUNT | syscalls.MS_NOSUID | syscalls.MS_NODEV,
+            f"size={one.size_bytes},nr_inodes={one.inodes}",
+        )  # fmt: skip
+    watched = [os.open(one.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for one in tmpfs if group.tick_seconds]
+    channel.send(sock, {"step": "ready"}, watched)

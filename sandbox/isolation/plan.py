@@ -1,0 +1,138 @@
+"""LaunchPlan: everything about one sandbox, as a value, and the bubblewrap arguments it means. Pure.
+
+Owns: what is mounted, limited and set. Must not: look at this machine, or know a language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import cast
+
+WORKSPACE = "/workspace"
+PACKAGES = "/opt/packages"
+INIT = "/run/init.pyc"  # in the skeleton
+SANDBOX_UID = 1000
+SANDBOX_GID = 1000
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOnly:
+    """A tree of the host, mounted read-only. `target` must exist in the skeleton or below an earlier mount."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tmpfs:
+    """An empty writable file system. When either limit is reached, writers get ENOSPC."""
+
+    target: str
+    size_bytes: int
+    inodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rlimits:
+    """Per process, soft and hard alike. `core` is always 0.
+
+    `nproc` counts per user namespace, so sandboxes do not share it. `data_bytes` is for machines where memory is
+    sampled: it stops a single process before the next sample. Never RLIMIT_AS: it breaks runtimes that reserve much.
+    """
+
+    nofile: int = 1024
+    nproc: int = 256
+    fsize_bytes: int = 1024 * MIB
+    data_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """One sandbox. `argv` starts pid 1 and goes on with numbers of descriptors, which the launcher appends.
+
+    `environment` is in force from the start; `call_environment` is what the call gave, set only in the program's own
+    process, so that it can influence neither bubblewrap nor pid 1. `arguments` are the program's own (`sys.argv[1:]`).
+    `packages` is a host directory, put at `/opt/packages` and at the end of the module path.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    read_only: tuple[ReadOnly, ...]
+    memory_bytes: int
+    pids: int = 128
+    call_environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    packages: str | None = None
+    tmpfs: tuple[Tmpfs, ...] = (
+        Tmpfs(WORKSPACE, 256 * MIB, 65_536),
+        Tmpfs("/tmp", 256 * MIB, 65_536),  # noqa: S108 - inside the sandbox
+        Tmpfs("/dev/shm", 128 * MIB, 4_096),  # noqa: S108
+    )
+    rlimits: Rlimits = Rlimits()
+    hostname: str = "sandbox"
+
+    def mounts(self) -> tuple[ReadOnly, ...]:
+        """All read-only trees, in the order in which they are mounted."""
+        if self.packages is None:
+            return self.read_only
+        return (*self.read_only, ReadOnly(self.packages, PACKAGES))
+
+    def as_message(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def plan_from_message(message: object) -> LaunchPlan:
+    """The inverse of `as_message`, after JSON."""
+    data = dict(cast("dict[str, object]", message))
+    for key, kind in (("read_only", ReadOnly), ("tmpfs", Tmpfs)):
+        data[key] = tuple(kind(**item) for item in cast("list[dict[str, object]]", data[key]))  # type: ignore[arg-type]
+    data["rlimits"] = Rlimits(**cast("dict[str, int]", data["rlimits"]))
+    for key in ("argv", "arguments"):
+        data[key] = tuple(cast("list[str]", data[key]))
+    return LaunchPlan(**data)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Numbers of inherited descriptors. `for_init` are those that pid 1 is told, in its own order."""
+
+    info: int
+    seccomp: int
+    for_init: tuple[int, ...]
+
+
+def bwrap_argv(
+    plan: LaunchPlan,
+    *,
+    root: str,
+    system_mounts: tuple[ReadOnly, ...],
+    descriptors: Descriptors,
+    locate: Callable[[str], str] = str,
+) -> list[str]:
+    """bubblewrap's arguments, without its own name.
+
+    `root` is the skeleton: it has every mount point, so that the sandbox's root can be read-only too; bubblewrap's own
+    root would be a writable tmpfs without limit. `locate` says where the launcher sees a host path.
+    """
+    argv = [
+        "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup",
+        "--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_GID), "--hostname", plan.hostname,
+        "--disable-userns",  # only takes effect with an explicit --unshare-user
+        "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--as-pid-1",
+        "--ro-bind", root, "/",
+    ]  # fmt: skip
+    for mount in (*system_mounts, *plan.mounts()):
+        argv += ["--ro-bind", locate(mount.source), mount.target]
+    # The launcher's uid owns nothing in /proc/sys unless it is 0, which it never is: the bind is the second lock.
+    argv += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+    for tmpfs in plan.tmpfs:
+        argv += ["--perms", "1777" if tmpfs.target != WORKSPACE else "0755", "--size", str(tmpfs.size_bytes)]
+        argv += ["--tmpfs", tmpfs.target]
+    argv += ["--remount-ro", "/dev"]  # else a writable tmpfs without limit
+    argv += ["--chdir", WORKSPACE, "--clearenv"]
+    for name, value in plan.environment.items():
+        argv += ["--setenv", name, value]
+    argv += ["--seccomp", str(descriptors.seccomp), "--info-fd", str(descriptors.info), "--"]
+    return [*argv, *plan.argv, *map(str, descriptors.for_init)]

@@ -1,0 +1,46 @@
+"""The launcher's event loop: descriptors and times, each with what to do. Single-threaded, without asyncio.
+
+asyncio would double the memory that every fork of a helper has to copy the tables of.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+
+
+class Poller:
+    """Calls the handler of each descriptor that is readable (or at its end), and of each time that has come."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
+
+    def add(self, fd: int, handler: Callable[[], None]) -> None:
+        self._handlers[fd] = handler
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def remove(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def call_after(self, seconds: float, key: object, handler: Callable[[], None]) -> None:
+        self._timers[key] = (time.monotonic() + seconds, handler)
+
+    def cancel(self, key: object) -> None:
+        self._timers.pop(key, None)
+
+    def run_once(self) -> None:
+        timeout = -1.0
+        if self._timers:
+            timeout = max(0.0, min(due for due, _ in self._timers.values()) - time.monotonic())
+        for fd, _ in self._epoll.poll(timeout):
+            handler = self._handlers.get(fd)
+            if handler is not None:  # else removed by a handler before it
+                handler()
+        now = time.monotonic()
+        for key, (due, handler) in list(self._timers.items()):
+            if due <= now and self._timers.pop(key, None) is not None:
+                handler()

@@ -1,0 +1,136 @@
+"""The seccomp filter of every sandbox, built once through libseccomp.
+
+Owns: which system calls a program may not make, and the answer it gets. Must not: load the filter (bubblewrap does).
+
+The filter denies by name and otherwise allows: the namespaces, the absent capabilities and the empty network are what
+confines; this takes away the kernel's less trodden ground, and the few calls that work without any privilege.
+
+Arguments are 64 bits wide to the filter and 32 to the kernel's `int`s: a test for equality is passed by setting a high
+bit that the kernel then drops. So values are denied by masked compares of the low half, or by `NE`, which a high bit
+can only make deny more. libseccomp takes one compare per argument and rule, hence the rules per bit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterable
+
+import pyseccomp
+
+_LOW = 0xFFFF_FFFF
+
+_EPERM = (
+    # namespaces and mounts, by the old interface and the new
+    "setns mount umount umount2 pivot_root chroot move_mount open_tree open_tree_attr fsopen fsconfig fsmount fspick "
+    "mount_setattr "
+    # other processes' memory and descriptors
+    "ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd move_pages migrate_pages "
+    # kernel objects and interfaces that no program here needs
+    "add_key request_key keyctl bpf perf_event_open userfaultfd fanotify_init lookup_dcookie nfsservctl "
+    "open_by_handle_at name_to_handle_at modify_ldt vm86 vm86old uselib sysfs _sysctl "
+    # the machine
+    "init_module finit_module delete_module create_module get_kernel_syms query_module kexec_load kexec_file_load "
+    "clock_settime clock_settime64 clock_adjtime clock_adjtime64 settimeofday stime adjtimex reboot swapon swapoff "
+    "quotactl quotactl_fd acct syslog vhangup iopl ioperm sethostname setdomainname"
+).split()
+
+# Programs probe for these and have a way without them, if the kernel seems not to know them.
+_ENOSYS = "clone3 io_uring_setup io_uring_enter io_uring_register memfd_secret".split()
+
+# Memory that neither RSS nor the size of a file system shows.
+_UNSEEN_MEMORY = "memfd_create shmget shmat shmctl".split()
+
+_CLONE_NAMESPACES = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000)
+_CLONE_NEWTIME = 0x80  # unshare only: in clone's flags these bits are the exit signal
+
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+_IPPROTO_MPTCP = 262  # Go and Node listen with it
+_PROTOCOLS = (0, socket.IPPROTO_TCP, socket.IPPROTO_UDP, _IPPROTO_MPTCP)
+_SOCKET_TYPE_MASK = 0xF
+_DENIED_TYPES = (socket.SOCK_RAW, 6, 10)  # SOCK_DCCP; SOCK_PACKET, by which AF_INET becomes AF_PACKET
+_NETLINK_ROUTE = 0
+
+_TIOCSTI = 0x5412  # types into the terminal
+_TIOCLINUX = 0x541C  # pastes into it
+
+
+def _denied_values(argument: int, allowed: Iterable[int]) -> list[pyseccomp.Arg]:
+    """Compares that together match every 32-bit value of `argument` but the allowed ones."""
+    allowed = frozenset(allowed)
+    union = 0
+    for value in allowed:
+        union |= value
+    low_bits = 6
+    compares = [
+        pyseccomp.Arg(argument, pyseccomp.MASKED_EQ, 1 << bit, 1 << bit)
+        for bit in range(low_bits, 32)
+        if not union >> bit & 1
+    ]
+    high = [value & ~((1 << low_bits) - 1) & _LOW for value in (*allowed, 0)]
+    for page in sorted(set(high)):
+        compares += [
+            pyseccomp.Arg(argument, pyseccomp.MASKED_EQ, _LOW, value)
+            for value in range(page, page + (1 << low_bits))
+            if value not in allowed
+        ]
+    return compares
+
+
+def _build(*, deny_unseen_memory: bool) -> pyseccomp.SyscallFilter:
+    seccomp = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+    # Calls of another architecture (i386, x32) have other numbers, which no rule here would match.
+    seccomp.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.KILL_PROCESS)
+    eperm, enosys = pyseccomp.ERRNO(errno.EPERM), pyseccomp.ERRNO(errno.ENOSYS)
+
+    def deny(action: int, name: str, *compares: pyseccomp.Arg) -> None:
+        number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
+        assert isinstance(number, int)
+        if number >= 0:  # negative: this architecture, or this libseccomp, has no such call
+            seccomp.add_rule(action, number, *compares)
+
+    def masked(argument: int, mask: int, value: int) -> pyseccomp.Arg:
+        return pyseccomp.Arg(argument, pyseccomp.MASKED_EQ, mask, value)
+
+    for name in _EPERM:
+        deny(eperm, name)
+    for name in _ENOSYS + (_UNSEEN_MEMORY if deny_unseen_memory else []):
+        deny(enosys, name)
+
+    for flag in _CLONE_NAMESPACES:
+        deny(eperm, "clone", masked(0, flag, flag))
+        deny(eperm, "unshare", masked(0, flag, flag))
+    deny(eperm, "unshare", masked(0, _CLONE_NEWTIME, _CLONE_NEWTIME))
+
+    # A value with some bit set and the next one clear, in a ring, is neither 0 (PER_LINUX) nor all ones (the query).
+    for bit in range(32):
+        following = (bit + 1) % 32
+        deny(eperm, "personality", masked(0, 1 << bit | 1 << following, 1 << bit))
+
+    for request in (_TIOCSTI, _TIOCLINUX):
+        deny(eperm, "ioctl", masked(1, _LOW, request))
+
+    for compare in _denied_values(0, _FAMILIES):
+        deny(eperm, "socket", compare)
+    for compare in _denied_values(2, _PROTOCOLS):
+        deny(eperm, "socket", compare)
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for kind in _DENIED_TYPES:
+            deny(eperm, "socket", masked(0, _LOW, family), masked(1, _SOCKET_TYPE_MASK, kind))
+    netlink = masked(0, _LOW, socket.AF_NETLINK)
+    deny(eperm, "socket", netlink, pyseccomp.Arg(2, pyseccomp.NE, _NETLINK_ROUTE))
+    deny(eperm, "socketpair", pyseccomp.Arg(0, pyseccomp.NE, socket.AF_UNIX))
+    return seccomp
+
+
+def build_filter(*, deny_unseen_memory: bool) -> bytes:
+    """The filter as BPF, for `bwrap --seccomp`.
+
+    `deny_unseen_memory` where memory is sampled, not accounted for by the kernel. Raises `OSError` from libseccomp.
+    """
+    seccomp = _build(deny_unseen_memory=deny_unseen_memory)
+    with open(os.memfd_create("seccomp", os.MFD_CLOEXEC), "w+b") as file:
+        seccomp.export_bpf(file)
+        file.seek(0)
+        return file.read()

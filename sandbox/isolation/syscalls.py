@@ -1,0 +1,71 @@
+"""The few system calls that the standard library does not offer. Owns: their C signatures. Decides nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+MS_RDONLY = 0x1
+MS_NOSUID = 0x2
+MS_NODEV = 0x4
+MS_NOEXEC = 0x8
+MS_REMOUNT = 0x20
+MS_BIND = 0x1000
+MS_MOVE = 0x2000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_NO_NEW_PRIVS = 38
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """mount(2). Raises `OSError` that names the target."""
+    result = _libc.mount(
+        source.encode(),
+        target.encode(),
+        kind.encode() if kind is not None else None,
+        ctypes.c_ulong(flags),
+        options.encode() if options is not None else None,
+    )
+    _check(result, f"mount on `{target}`")
+
+
+def unmount_lazily(target: str) -> None:
+    _check(_libc.umount2(target.encode(), MNT_DETACH), f"unmount `{target}`")
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    _check(_libc.pivot_root(new_root.encode(), put_old.encode()), f"pivot_root to `{new_root}`")
+
+
+def _prctl(option: int, value: int, what: str) -> None:
+    zero = ctypes.c_ulong(0)
+    _check(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero), what)
+
+
+def set_no_new_privileges() -> None:
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "set no_new_privs")
+
+
+def set_undumpable() -> None:
+    """Other processes of the same uid can no longer read this one's memory or descriptors."""
+    _prctl(_PR_SET_DUMPABLE, 0, "make the process undumpable")
+
+
+def die_with_parent(expected_parent: int) -> None:
+    """SIGKILL when the thread that started this process ends. The kernel clears it at a credential change."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, "set the parent-death signal")
+    if os.getppid() != expected_parent:
+        raise ProcessLookupError("the parent ended before the parent-death signal was set")

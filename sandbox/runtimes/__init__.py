@@ -1,0 +1,1 @@
+"""The languages: argv, environment and mounts of each. Pure."""

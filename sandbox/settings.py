@@ -1,0 +1,27 @@
+"""What an embedding program chooses about an executor, as opposed to what a policy allows."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sandbox.state import state_dir
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`state_dir` holds the certificate authority and, unless named elsewhere, the audit log.
+
+    `audit_log` overrides the policy's `audit.path`. `python_packages` is a directory of installed packages that every
+    Python attempt may import from; it is mounted read-only and searched after the standard library. `proxy_command`
+    replaces the command that starts the proxy, for tests. `max_concurrency` bounds the attempts that run at once;
+    `threads` is what numeric libraries in an attempt are told to use.
+    """
+
+    state_dir: Path = field(default_factory=state_dir)
+    audit_log: Path | None = None
+    python_packages: Path | None = None
+    proxy_command: tuple[str, ...] | None = None
+    max_concurrency: int = 16
+    threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))

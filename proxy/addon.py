@@ -93,7 +93,7 @@ class PolicyAddon:
         if decision.allowed:
             return True
         state.denied = decision
-        return port in (_TLS_PORT, 80)
+        return port in (_TLS_PORT, 80) and isinstance(host, Host)
 
     def tunnel(self, context: Context) -> Layer:
         """What runs inside a connection whose destination is known and was judged."""
@@ -212,6 +212,8 @@ class PolicyAddon:
 
     def tls_start_client(self, data: tls.TlsData) -> None:
         """HTTP/1.1 where the client offers it: through the proxy it is several times as fast as HTTP/2."""
+        if isinstance(_sni(data.context.client), Unparsed):
+            data.context.client.sni = None  # it was denied, and no certificate can be made for it
         offers = data.context.client.alpn_offers
         for protocol in _HTTP_ALPN:
             if protocol in offers:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import h2.errors
+import h11
 from mitmproxy import http
 from mitmproxy.connection import Connection
 from mitmproxy.net.http import http1
@@ -38,7 +39,7 @@ from mitmproxy.proxy.layers.http._events import (
     ResponseHeaders,
     ResponseProtocolError,
 )
-from mitmproxy.proxy.layers.http._http1 import Http1Connection, Http1Server
+from mitmproxy.proxy.layers.http._http1 import Http1Client, Http1Connection, Http1Server
 from mitmproxy.proxy.layers.http._http2 import Http2Connection, Http2Server
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers; common servers stop at 8 to 64 KiB
@@ -46,6 +47,7 @@ _MAX_UNREAD_BYTES = 256 * 1024  # a head or chunk line that does not end, or req
 
 # RFC 9112 sections 2.2 and 5, RFC 9110 section 5.5: a line ends in CRLF, is not continued, and has no other controls.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_INTERIM = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,48 @@ class Advice:
     relayed: Callable[[http.HTTPFlow, bool, int], None]
 
 
-class GuardedHttp1(Http1Server):
+class _WithoutTrailers:
+    """A body's reader that drops the trailers, as RFC 9110 section 6.5.1 permits. mitmproxy cannot pass them on."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def __call__(self, buffer: Any) -> Any:
+        event = self._reader(buffer)
+        return h11.EndOfMessage() if isinstance(event, h11.EndOfMessage) else event
+
+    def read_eof(self) -> Any:
+        return self._reader.read_eof()
+
+
+class _Http1WithoutTrailers(Http1Connection):
+    """What both sides of HTTP/1 share."""
+
+    _reader: Any
+
+    @property
+    def body_reader(self) -> Any:
+        return self._reader
+
+    @body_reader.setter
+    def body_reader(self, reader: Any) -> None:
+        self._reader = _WithoutTrailers(reader)
+
+
+class _ServersHttp1(_Http1WithoutTrailers, Http1Client):
+    """The server's side of HTTP/1. Interim responses are dropped: mitmproxy takes the first one for the last."""
+
+    def read_headers(self, event: events.ConnectionEvent) -> CommandGenerator[None]:
+        while _INTERIM.match(received := bytes(self.buf)[:MAX_HEAD_BYTES]):
+            end = received.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            self.buf.maybe_extract_at_most(end + 4)
+        if self.buf or not isinstance(event, events.DataReceived):
+            yield from super().read_headers(event)
+
+
+class GuardedHttp1(_Http1WithoutTrailers, Http1Server):
     """The code's side of HTTP/1."""
 
     def __init__(self, context: Context, advice: Advice) -> None:
@@ -81,7 +124,8 @@ class GuardedHttp1(Http1Server):
             yield from self._refuse(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
         elif end >= 0:
             for command in super().read_headers(event):
-                if self.state == self.read_headers and isinstance(command, commands.SendData):  # the parent's own answer
+                if self.state == self.read_headers and isinstance(command, commands.SendData):
+                    # The parent's own answer.
                     yield from self._refuse("the head of the request cannot be read")
                     return
                 yield command
@@ -224,6 +268,10 @@ class GuardedHttp(HttpLayer):
         yield from self.event_to_child(self.streams[stream_id], events.Start())
 
     def register_connection(self, command: Any) -> CommandGenerator[None]:
+        top = self.connections[command.connection]
+        if isinstance(reader := top.context.layers[-1], Http1Client):
+            reader.__class__ = _ServersHttp1  # the parent makes it, deep inside, and asks nobody which
+            reader.state = reader.read_headers
         yield from super().register_connection(command)
         if command.err and not command.connection.connected:
             command.connection.address = None  # else every later request to it would be told of this failure

@@ -126,7 +126,7 @@ def starts_like_http(data: bytes) -> bool | None:
     method, space, _ = data[:32].partition(b" ")
     if not data:
         return None
-    if not _METHOD.fullmatch(method) or method == b"PRI":
+    if not _METHOD.fullmatch(method) or (space and method == b"PRI"):
         return False
     return True if space else None
 

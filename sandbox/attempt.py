@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from proxy.control import AttemptEnd, AttemptStart, NetworkCounts, Proxy, ProxyUnavailable
 from proxy.network import Grant
 from sandbox.contract import MAX_STDERR_CHARS, MAX_STDOUT_CHARS, Status
-from sandbox.isolation.client import Ending, IsolationUnavailable, KillReason, Launcher, Sandbox
+from sandbox.isolation.client import Ending, IsolationUnavailable, KillReason, Sandbox
 from sandbox.isolation.plan import MIB, LaunchPlan
+from sandbox.isolation.pool import WarmPool
 from sandbox.output import Collected, Collector
 
 type Sink = Callable[[bytes], None]
@@ -68,26 +69,30 @@ class AttemptSpec:
     stderr_sink: Sink | None = None
 
 
-async def run_attempt(spec: AttemptSpec, launcher: Launcher, proxy: Proxy) -> AttemptOutcome:
+async def run_attempt(spec: AttemptSpec, pool: WarmPool, proxy: Proxy) -> AttemptOutcome:
     """Run the code once. Failures of our own side are a verdict too; only cancellation is raised."""
     started = time.time()
-    collector = Collector(MAX_STDOUT_CHARS, MAX_STDERR_CHARS, stdout_sink=spec.stdout_sink, stderr_sink=spec.stderr_sink)
+    collector = Collector(
+        MAX_STDOUT_CHARS, MAX_STDERR_CHARS, stdout_sink=spec.stdout_sink, stderr_sink=spec.stderr_sink
+    )
     verdict = Verdict(Status.KILLED, "cancelled")
     network, ending = NetworkCounts(), None
     sandbox: Sandbox | None = None
     attached = False
     try:
-        sandbox = await launcher.launch(spec.plan, code=spec.code)
+        sandbox = await pool.launch(spec.plan, code=spec.code)
         await proxy.attach(spec.grant, sandbox.listeners, AttemptStart(spec.language, spec.domains))
         attached = True
         sandbox.close_listeners()
         collecting = asyncio.create_task(collector.collect(sandbox.stdout, sandbox.stderr))
         await sandbox.release()
-        ending = await _watch(sandbox, launcher, proxy, spec.wall_seconds)
+        ending = await _watch(sandbox, proxy, spec.wall_seconds)
         await collecting
         verdict = classify(ending, wall_seconds=spec.wall_seconds, memory_bytes=spec.plan.memory_bytes)
     except IsolationUnavailable as error:
-        verdict = Verdict(Status.ERROR, "launcher_lost" if launcher.lost.is_set() else "isolation_failed", str(error))
+        verdict = Verdict(
+            Status.ERROR, "launcher_lost" if pool.launcher.lost.is_set() else "isolation_failed", str(error)
+        )
     except ProxyUnavailable as error:
         verdict = Verdict(Status.ERROR, "proxy_lost" if proxy.lost.is_set() else "proxy_unavailable", str(error))
     finally:
@@ -103,7 +108,7 @@ async def run_attempt(spec: AttemptSpec, launcher: Launcher, proxy: Proxy) -> At
     )  # fmt: skip
 
 
-async def _watch(sandbox: Sandbox, launcher: Launcher, proxy: Proxy, wall_seconds: float) -> Ending:
+async def _watch(sandbox: Sandbox, proxy: Proxy, wall_seconds: float) -> Ending:
     """Wait for the end, or bring it about: when the time is up, or the proxy is lost."""
     ended = asyncio.create_task(sandbox.ended())
     proxy_lost = asyncio.create_task(proxy.lost.wait())
@@ -120,7 +125,9 @@ async def _watch(sandbox: Sandbox, launcher: Launcher, proxy: Proxy, wall_second
 def classify(ending: Ending, *, wall_seconds: float, memory_bytes: int) -> Verdict:
     """The verdict that the evidence proves: our own kill first, then the kernel's counters, then the wait status."""
     too_long = f"the program was still running after {wall_seconds:g} s, and was ended with all that it had started"
-    too_large = f"the program and all that it had started used more than {memory_bytes // MIB} MiB of memory, and was ended"
+    too_large = (
+        f"the program and all that it had started used more than {memory_bytes // MIB} MiB of memory, and was ended"
+    )
     match ending.killed_by_us:
         case KillReason.TIMEOUT:
             return Verdict(Status.TIMEOUT, "wall_clock", too_long)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from proxy.control import Proxy, ProxyConfig, ProxyUnavailable
 from sandbox.isolation.client import IsolationUnavailable, Launcher, LauncherConfig
+from sandbox.isolation.pool import WarmPool
 from sandbox.settings import Settings
 
 
@@ -20,36 +21,36 @@ class Backend:
         self._settings = settings
         self._proxy_config = ProxyConfig(settings.state_dir / "authority", audit_path, upstream_ca_file)
         self._starting = asyncio.Lock()
-        self._launcher: Launcher | None = None
+        self._pool: WarmPool | None = None
         self._proxy: Proxy | None = None
 
-    async def ready(self) -> tuple[Launcher, Proxy]:
+    async def ready(self) -> tuple[WarmPool, Proxy]:
         """Both processes, running. Raises `IsolationUnavailable`, `ProxyUnavailable`."""
         async with self._starting:
             if self._proxy is not None and self._proxy.lost.is_set():
                 await self._proxy.close()
                 self._proxy = None
-            if self._launcher is not None and self._launcher.lost.is_set():
-                await self._launcher.close()
-                self._launcher = None
-            if self._proxy is None or self._launcher is None:
+            if self._pool is not None and self._pool.launcher.lost.is_set():
+                await _end(self._pool)
+                self._pool = None
+            if self._proxy is None or self._pool is None:
                 await self._start()
-            assert self._launcher is not None and self._proxy is not None
-            return self._launcher, self._proxy
+            assert self._pool is not None and self._proxy is not None
+            return self._pool, self._proxy
 
     async def close(self) -> None:
         """End both, the launcher first: it takes the sandboxes with it."""
         async with self._starting:
-            launcher, proxy = self._launcher, self._proxy
-            self._launcher = self._proxy = None
-            if launcher is not None:
-                await launcher.close()
+            pool, proxy = self._pool, self._proxy
+            self._pool = self._proxy = None
+            if pool is not None:
+                await _end(pool)
             if proxy is not None:
                 await proxy.close()
 
     @property
     def launcher_pid(self) -> int | None:
-        return self._launcher.pid if self._launcher is not None else None
+        return self._pool.launcher.pid if self._pool is not None else None
 
     @property
     def proxy_pid(self) -> int | None:
@@ -60,17 +61,24 @@ class Backend:
         proxy = self._proxy or await Proxy.start(self._proxy_config, command=self._settings.proxy_command)
         try:
             certificate = await proxy.certificate()
-            if self._launcher is None:
-                self._launcher = await Launcher.start(
+            if self._pool is None:
+                launcher = await Launcher.start(
                     LauncherConfig(
                         authority_certificate=certificate,
                         state_dir=self._settings.state_dir,
                         packages=self._settings.python_packages,
                     )
                 )
+                self._pool = WarmPool(launcher, self._settings.warm_sandboxes)
             await proxy.ready()
         except (IsolationUnavailable, ProxyUnavailable):
             await proxy.close()
             self._proxy = None
             raise
         self._proxy = proxy
+
+
+async def _end(pool: WarmPool) -> None:
+    """The launcher first: what waits ends with it, and is then only given back."""
+    await pool.launcher.close()
+    await pool.close()

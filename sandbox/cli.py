@@ -124,7 +124,7 @@ async def _run(call: CodeCall, policy: Path, audit_log: Path | None, *, passthro
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
     streams = (Passthrough(sys.stdout.fileno()), Passthrough(sys.stderr.fileno())) if passthrough else (None, None)
     try:
-        async with Executor(policy, settings=Settings(audit_log=audit_log)) as executor:
+        async with Executor(policy, settings=Settings(audit_log=audit_log, warm_sandboxes=0)) as executor:
             return await executor.run(call, stdout_sink=streams[0], stderr_sink=streams[1])
     except asyncio.CancelledError:
         if not received:

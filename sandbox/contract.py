@@ -130,7 +130,10 @@ def parse_call(data: object) -> CodeCall:
         return CodeCall.model_validate(data)
     except ValidationError as error:
         raise InvalidCall(
-            [f"{'.'.join(map(str, p['loc'])) or 'call'}: {p['msg'].removeprefix('Value error, ')}" for p in error.errors()]
+            [
+                f"{'.'.join(map(str, p['loc'])) or 'call'}: {p['msg'].removeprefix('Value error, ')}"
+                for p in error.errors()
+            ]
         ) from error
 
 

@@ -108,7 +108,9 @@ class Report:
             if not check.ok and check.remedy:
                 lines += [f"      hint: {line}" for line in check.remedy.splitlines()]
         lines += [f"info  {fact}" for fact in self.facts]
-        lines.append("an attempt is fully confined on this host" if self.ok else "an attempt would be refused on this host")
+        lines.append(
+            "an attempt is fully confined on this host" if self.ok else "an attempt would be refused on this host"
+        )
         return "\n".join(lines) + "\n"
 
 
@@ -140,7 +142,9 @@ async def _check_attempt(policy: LoadedPolicy, facts: list[str]) -> list[Check]:
         async with Executor(policy, settings=Settings()) as executor:
             facts.append(f"audit log {executor.audit_path}")
             result = await executor.run(CodeCall(code=_PROBES, timeout=30))
-            facts.append(f"memory limit by {result.attempts[-1].memory_method}" if result.attempts else "no attempt ran")
+            facts.append(
+                f"memory limit by {result.attempts[-1].memory_method}" if result.attempts else "no attempt ran"
+            )
             return [*_judge(result), _check_audit(executor.audit_path, result)]
     except (IsolationUnavailable, ProxyUnavailable) as error:
         return [Check("attempt", False, str(error), "see the checks above and the message itself")]

@@ -23,8 +23,8 @@ from sandbox import narrowing, results
 from sandbox.attempt import AttemptSpec, Sink, run_attempt
 from sandbox.backend import Backend
 from sandbox.contract import CodeCall, ToolResult
-from sandbox.isolation.client import IsolationUnavailable
 from sandbox.interpreters import this_interpreter
+from sandbox.isolation.client import IsolationUnavailable
 from sandbox.narrowing import Refused
 from sandbox.policy_file import LoadedPolicy, load_policy
 from sandbox.registries import RegistryRules, resolve_registries
@@ -105,17 +105,20 @@ class Executor:
         )  # fmt: skip
         async with self._slots:
             try:
-                launcher, proxy = await self._backend.ready()
+                pool, proxy = await self._backend.ready()
             except IsolationUnavailable as error:
                 return results.without_attempt(call_id, grant.mode.value, "isolation_unavailable", str(error))
             except ProxyUnavailable as error:
                 return results.without_attempt(call_id, grant.mode.value, "proxy_unavailable", str(error))
-            outcome = await run_attempt(spec, launcher, proxy)
-        return results.from_outcome(call_id, grant.mode, outcome, memory_method=launcher.memory_method)
+            outcome = await run_attempt(spec, pool, proxy)
+        return results.from_outcome(call_id, grant.mode, outcome, memory_method=pool.launcher.memory_method)
 
     async def _registries_for(self, call: CodeCall) -> RegistryRules | None:
         """The language's registries, asked for once and only by a call that needs them."""
-        if _mode_asked(call) is not Mode.REGISTRY_DEFAULT or Mode.REGISTRY_DEFAULT not in self.policy.policy.network.modes:
+        if (
+            _mode_asked(call) is not Mode.REGISTRY_DEFAULT
+            or Mode.REGISTRY_DEFAULT not in self.policy.policy.network.modes
+        ):
             return None
         if self._registries is None:
             self._registries = await asyncio.to_thread(

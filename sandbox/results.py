@@ -27,7 +27,10 @@ ISOLATION = (
 def without_attempt(call_id: str, mode: str, code: str, message: str) -> ToolResult:
     """The result of a call that came to no attempt."""
     return ToolResult(
-        call_id=call_id, status=Status.ERROR, error=CallError(code=code, message=message), network=NetworkReport(mode=mode)
+        call_id=call_id,
+        status=Status.ERROR,
+        error=CallError(code=code, message=message),
+        network=NetworkReport(mode=mode),
     )
 
 

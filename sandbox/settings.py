@@ -16,7 +16,7 @@ class Settings:
     `audit_log` overrides the policy's `audit.path`. `python_packages` is a directory of installed packages that every
     Python attempt may import from; it is mounted read-only and searched after the standard library. `proxy_command`
     replaces the command that starts the proxy, for tests. `max_concurrency` bounds the attempts that run at once;
-    `threads` is what numeric libraries in an attempt are told to use.
+    `warm_sandboxes` is how many sandboxes wait for the next call, each for one call (about 6 MiB); `threads` is what numeric libraries in an attempt are told to use.
     """
 
     state_dir: Path = field(default_factory=state_dir)
@@ -24,4 +24,5 @@ class Settings:
     python_packages: Path | None = None
     proxy_command: tuple[str, ...] | None = None
     max_concurrency: int = 16
+    warm_sandboxes: int = 1
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))

@@ -19,7 +19,7 @@ from sandbox import CodeCall, Settings, Status, SyncExecutor, ToolResult
 from sandbox.policy_file import default_policy_path, load_policy
 from sandbox.registries import python_client_facts
 
-CODE = '''\
+CODE = """\
 import os, socket, urllib.error, urllib.request
 
 def attempt(what, act):
@@ -48,7 +48,7 @@ attempt("the cloud's metadata service", lambda: get("http://169.254.169.254/"))
 attempt("a name with a secret in it", lambda: socket.getaddrinfo("secret.example.com", 443))
 attempt("raw TCP to a private address", lambda: raw("10.0.0.1", 22))
 attempt("a file of the host", lambda: open("/etc/shadow").read())
-'''
+"""
 
 _COLUMNS = {"time": 12, "layer": 10, "verdict": 9, "destination": 28, "request": 18, "reason": 18, "rule": 24}
 
@@ -74,7 +74,9 @@ def main() -> int:
     if result.status is Status.SUCCESS and fetched and contained:
         console.print("The index page was fetched. Everything else was refused, and the log says why.")
         return 0
-    console.print("[bold]Not as it should be:[/bold] `sluicegate doctor` checks this host; the rows above say what was decided.")
+    console.print(
+        "[bold]Not as it should be:[/bold] `sluicegate doctor` checks this host; the rows above say what was decided."
+    )
     return 1
 
 
@@ -84,8 +86,7 @@ def _summary(result: ToolResult) -> Text:
     failure = f"\n{result.error.code}: {result.error.message}" if result.error is not None else ""
     return Text(
         f"status {result.status}, exit code {result.exit_code}, {usage.wall_seconds:.2f} s, peak memory {memory}; "
-        f"network {result.network.mode}: {result.network.allowed} allowed, {result.network.denied} denied"
-        + failure
+        f"network {result.network.mode}: {result.network.allowed} allowed, {result.network.denied} denied" + failure
     )
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 from sandbox.isolation.memory import PREFIX
 
 _LEAF = "launcher"
+_DEAD_STATES = "ZXx"  # a zombie that nobody waits for is dead, too
 _V1_CONTROLLERS = {"memory": True, "pids": True, "cpuacct": False}  # whether it is needed
 
 
@@ -26,12 +27,13 @@ class Subtree:
 
 
 def start_time(pid: int) -> str | None:
-    """In clock ticks since boot: with the pid, a name that no other process ever has. None if there is no such."""
+    """In clock ticks since boot: with the pid, a name that no other process ever has. None if it does not run."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
         return None
+    return None if fields[0] in _DEAD_STATES else fields[19]
 
 
 def own_name() -> str:

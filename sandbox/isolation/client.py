@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import cast
@@ -22,7 +22,7 @@ from typing import cast
 from proxy import channel
 from proxy.channel import Channel, ChannelClosed, Message
 from sandbox.isolation import cgroups
-from sandbox.isolation.plan import PACKAGES, LaunchPlan
+from sandbox.isolation.plan import PACKAGES, LaunchPlan, without_call
 
 _START_TIMEOUT_SECONDS = 20.0
 _LAUNCH_TIMEOUT_SECONDS = 30.0
@@ -92,6 +92,7 @@ class Ending:
     failure: str | None = None
 
 
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _ENDED_WITH_LAUNCHER = Ending(failure="the launcher was lost")
 
 
@@ -107,10 +108,11 @@ class Sandbox:
     Who has it must `close` it. The listeners live in the sandbox's network namespace, and keep it alive while open.
     """
 
-    def __init__(self, launcher: Launcher, number: int, stdout: int, stderr: int) -> None:
+    def __init__(self, launcher: Launcher, number: int, payload: int, stdout: int, stderr: int) -> None:
         loop = asyncio.get_running_loop()
         self._launcher = launcher
         self._number = number
+        self._payload = payload
         self._prepared: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[Ending] = loop.create_future()
         self._prepared.add_done_callback(_retrieved)
@@ -118,8 +120,23 @@ class Sandbox:
         self.stdout = stdout
         self.stderr = stderr
 
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended, as far as is known here."""
+        return not self._ended.done()
+
+    def load(self, plan: LaunchPlan, code: bytes) -> None:
+        """Give it what it will run, once: the code, and what of the plan is the call's own."""
+        packages = PACKAGES if plan.packages is not None else None
+        data = marshal.dumps((code, plan.arguments, dict(plan.call_environment), packages), 4)  # known to 3.4 and later
+        with open(self._payload, "wb") as file:
+            self._payload = -1
+            file.write(data)
+            file.flush()
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+
     async def release(self) -> None:
-        """Start the code. Raises `IsolationUnavailable` if the launcher is lost."""
+        """Start what was loaded. Raises `IsolationUnavailable` if the launcher is lost."""
         await self._launcher._send({"op": "release", "id": self._number})
 
     async def kill(self, why: KillReason) -> None:
@@ -143,10 +160,10 @@ class Sandbox:
         await self.kill(KillReason.CANCELLED)
         await self.ended()
         self.close_listeners()
-        for fd in (self.stdout, self.stderr):
+        for fd in (self._payload, self.stdout, self.stderr):
             if fd >= 0:
                 os.close(fd)
-        self.stdout = self.stderr = -1
+        self._payload = self.stdout = self.stderr = -1
 
     # --- from the launcher
 
@@ -220,28 +237,29 @@ class Launcher:
         return cls(process, connection, answer)
 
     async def launch(self, plan: LaunchPlan, *, code: bytes) -> Sandbox:
-        """Prepare a sandbox for `code`. Raises `IsolationUnavailable`."""
-        packages = PACKAGES if plan.packages is not None else None
-        payload = _memory_file(
-            marshal.dumps((code, plan.arguments, dict(plan.call_environment), packages), 4)  # 4: known to 3.4 and later
-        )
+        """Prepare a sandbox and load it with `code`. Raises `IsolationUnavailable`."""
+        sandbox = await self.prepare(plan)
+        sandbox.load(plan, code)
+        return sandbox
+
+    async def prepare(self, plan: LaunchPlan) -> Sandbox:
+        """Prepare a sandbox that waits for what it will run. Raises `IsolationUnavailable`."""
+        payload = os.memfd_create("sluicegate-payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         stdout, stdout_w = os.pipe2(os.O_CLOEXEC)
         stderr, stderr_w = os.pipe2(os.O_CLOEXEC)
         for fd in (stdout, stderr):
             os.set_blocking(fd, False)
         self._numbers += 1
         number = self._numbers
-        sandbox = Sandbox(self, number, stdout, stderr)
+        sandbox = Sandbox(self, number, payload, stdout, stderr)
         self._sandboxes[number] = sandbox
         # What the call gave stays out of the message: only pid 1 needs it, and has it by descriptor.
-        message: Message = {
-            "op": "launch", "id": number, "plan": replace(plan, call_environment={}, arguments=()).as_message(),
-        }  # fmt: skip
+        message: Message = {"op": "launch", "id": number, "plan": without_call(plan).as_message()}
         try:
             try:
                 await self._send(message, [payload, stdout_w, stderr_w])
             finally:
-                for fd in (payload, stdout_w, stderr_w):
+                for fd in (stdout_w, stderr_w):
                     os.close(fd)
             async with asyncio.timeout(_LAUNCH_TIMEOUT_SECONDS):
                 await asyncio.shield(sandbox._prepared)
@@ -312,12 +330,3 @@ def _ending(message: Message) -> Ending:
     values = {key: value for key, value in message.items() if key not in ("op", "id")}
     reason = values.pop("killed_by_us")
     return Ending(**values, killed_by_us=KillReason(cast(str, reason)) if reason is not None else None)  # type: ignore[arg-type]
-
-
-def _memory_file(data: bytes) -> int:
-    """Sealed: pid 1 reads it, and nobody can change it."""
-    fd = os.memfd_create("sluicegate-payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return fd

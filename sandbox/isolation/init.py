@@ -126,16 +126,17 @@ def start() -> None:
     for entrance in entrances:
         posix.write(entrance, b"0")
     posix.write(status, b"U")
-    size = posix.fstat(payload).st_size
-    code, arguments, environment, packages = marshal.loads(posix.pread(payload, size, 0))  # noqa: S302 - ours
-    main = posix.open(MAIN, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o644)
-    write_all(main, code)
-    posix.close(main)
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # the only handler that Python installs
     set_dumpable(1)  # as it is: this only loads what the call needs
     gc.freeze()  # what is here now is not collected in the child, which would copy each of its pages (2 ms)
     if posix.read(control, 1) != b"R":
         posix._exit(0)
+    # Only now is there something to run: a sandbox may have waited for its call.
+    size = posix.fstat(payload).st_size
+    code, arguments, environment, packages = marshal.loads(posix.pread(payload, size, 0))  # noqa: S302 - ours
+    main = posix.open(MAIN, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o644)
+    write_all(main, code)
+    posix.close(main)
     set_dumpable(0)  # only now: until the release, the launcher opens this process's namespaces
     program = posix.fork()
     if program == 0:

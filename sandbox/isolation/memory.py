@@ -136,10 +136,11 @@ class _V1Group:
         """Nothing to sample."""
 
     def exceeded(self) -> bool:
-        if self.oom_fd is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self.oom_fd)
-        return self._oom_kills() > 0
+        """The kernel says so when it has found nothing more to reclaim, before it chooses whom to kill and counts it."""
+        try:
+            return self.oom_fd is not None and os.eventfd_read(self.oom_fd) > 0
+        except BlockingIOError:
+            return False
 
     def _oom_kills(self) -> int:
         return _keyed(_read(f"{self._directories['memory']}/memory.oom_control")).get("oom_kill", 0)

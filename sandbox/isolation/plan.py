@@ -6,7 +6,7 @@ Owns: what is mounted, limited and set. Must not: look at this machine, or know 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import cast
 
 WORKSPACE = "/workspace"
@@ -81,6 +81,11 @@ class LaunchPlan:
 
     def as_message(self) -> dict[str, object]:
         return asdict(self)
+
+
+def without_call(plan: LaunchPlan) -> LaunchPlan:
+    """The plan less what belongs to one call: what a sandbox can be prepared from before its call is known."""
+    return replace(plan, call_environment={}, arguments=())
 
 
 def plan_from_message(message: object) -> LaunchPlan:

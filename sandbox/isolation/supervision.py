@@ -323,8 +323,9 @@ class Supervision:
             else:
                 exit_code = os.WEXITSTATUS(wait_status)
         elif self._kill_reason is None and self._failure is None and not self._evidence.oom_kills:
-            text = self._error.decode(errors="replace").strip()
-            self._failure = text or "pid 1 of the sandbox ended without a report"
+            self._failure = "pid 1 of the sandbox ended without a report"
+        if self._failure is not None:  # what bwrap said comes before what we made of it
+            self._failure = self._error.decode(errors="replace").strip() or self._failure
         if self._evidence.peak_memory_bytes is not None and self._group.tick_seconds is None:
             peak = None  # the group's is exact; the samples of a tree may have missed what one process had
         return {

@@ -74,6 +74,8 @@ def read_document(text: str, file: str) -> Document:
         reader.refuse(refused)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if error.context_mark is not None and "stream end" in (error.problem or ""):
+            mark = error.context_mark  # where the thing began that does not end
         reader.refuse(
             _Refused(
                 Mark(mark.line + 1, mark.column + 1) if mark is not None else None,

@@ -54,8 +54,8 @@ def argv(interpreter: Interpreter) -> tuple[str, ...]:
     return (interpreter.executable, "-I", "-S", "-B", "-u", INIT)
 
 
-def environment(interpreter: Interpreter, *, call_id: str, attempt: int | str, threads: int = 1) -> dict[str, str]:
-    """The whole environment, from nothing.
+def environment(interpreter: Interpreter, *, threads: int = 1) -> dict[str, str]:
+    """The environment that every call has, from nothing; a call's own is added in its program's process.
 
     NO_PROXY names loopback: a server of the program's own is then reached directly by urllib and its like, and the
     host's loopback cannot be reached from the sandbox's network namespace in any case.
@@ -89,8 +89,6 @@ def environment(interpreter: Interpreter, *, call_id: str, attempt: int | str, t
         "NODE_EXTRA_CA_CERTS": CA_OWN,
         "NODE_USE_ENV_PROXY": "1",
         "MPLCONFIGDIR": "/tmp/matplotlib",  # noqa: S108
-        "SLUICEGATE_CALL_ID": call_id,
-        "SLUICEGATE_ATTEMPT": str(attempt),
     }
     values.update(dict.fromkeys(_THREAD_CAPS, str(threads)))
     if interpreter.shared and not interpreter.in_usr:
@@ -113,10 +111,14 @@ def plan(
     """The sandbox of one attempt at a Python call."""
     return LaunchPlan(
         argv=argv(interpreter),
-        environment=environment(interpreter, call_id=call_id, attempt=attempt, threads=threads),
+        environment=environment(interpreter, threads=threads),
         read_only=mounts(interpreter),
         memory_bytes=memory_bytes,
         pids=pids,
-        call_environment=dict(call_environment or {}),
+        call_environment={
+            **(call_environment or {}),
+            "SLUICEGATE_CALL_ID": call_id,
+            "SLUICEGATE_ATTEMPT": str(attempt),
+        },
         packages=packages,
     )

@@ -1,0 +1,7 @@
+"""`make bench`: every benchmark, one after the other."""
+
+from benchmarks import attempts, proxy
+
+attempts.main()
+print()
+proxy.main()

@@ -7,7 +7,6 @@ Owns: framing. Must not: know what the messages mean.
 from __future__ import annotations
 
 import array
-import asyncio
 import contextlib
 import fcntl
 import json
@@ -141,6 +140,8 @@ class Channel:
         self._sock.close()
 
     async def _ready(self, *, write: bool) -> None:
+        import asyncio  # only here: the launcher, which has no event loop, is forked for every sandbox
+
         if self._sock.fileno() < 0:
             raise ChannelClosed("the channel is closed")
         loop = asyncio.get_running_loop()

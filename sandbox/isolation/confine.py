@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import cast
 
 from proxy.channel import Message
-from sandbox.isolation import cgroups, privilege, seccomp, skeleton
-from sandbox.isolation.memory import V1, V2, Accounting, Sampling
+from sandbox.isolation import cgroups, orphans, privilege, seccomp, skeleton
+from sandbox.isolation.memory import V1, V2, Accounting
 from sandbox.isolation.plan import ReadOnly
 
 _DIRECTORY_PREFIX = "sluicegate-launcher-"
@@ -48,7 +48,10 @@ def confine(config: Message, parent: int) -> Confinement:
     is_root = os.geteuid() == 0
     uid = privilege.choose_uid(os.getpid(), Path("/proc/self/uid_map").read_text()) if is_root else os.geteuid()
     gid = uid if is_root else os.getegid()
+    orphans.end_orphans()
     subtree = cgroups.make_subtree(uid, gid) if config["memory_method"] == "auto" else None
+    if subtree is None:
+        from sandbox.isolation import sampling  # noqa: F401 - now: in the private root no module can be read
     filter_ = seccomp.build_filter(deny_unseen_memory=subtree is None)
     leftovers = list(subtree.directories.values()) if subtree else []
     try:
@@ -66,6 +69,8 @@ def confine(config: Message, parent: int) -> Confinement:
 
 def _accounting(subtree: cgroups.Subtree | None, places: dict[str, str]) -> Accounting:
     if subtree is None:
+        from sandbox.isolation.sampling import Sampling
+
         return Sampling()
     return V1(places) if subtree.version == "v1" else V2(places["unified"])
 

@@ -1,15 +1,14 @@
 """The memory and process limits of a sandbox's whole tree, and the evidence of what they did.
 
-Owns: cgroup directories (v1, v2) or, where none can be written, the sampling of the tree. Must not: kill processes,
-or know why a sandbox ended.
+Owns: cgroup directories (v1, v2); where none can be written, `sampling.py` does what can be done without. Must not:
+kill processes, or know why a sandbox ended.
 
 Only the sandbox is in its group: bubblewrap's outer process and the launcher stay outside, so that a full group never
 takes the one who reports it. Directories carry the launcher's pid and start time, so that the next start can tell
 those of the dead (`sweep`).
 
 v1 kills one process of a full group and lets the rest go on: `oom_fd` becomes readable and the launcher kills the rest.
-v2 kills the whole group itself (`memory.oom.group`). Sampling sees an excess after the fact, at most `TICK_SECONDS`
-later: measured peaks at a limit of 256 MiB were up to 326 MiB, with eight processes up to 486 MiB.
+v2 kills the whole group itself (`memory.oom.group`).
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 PREFIX = "sluicegate-"
-TICK_SECONDS = 0.05
 _V1_OPTIONAL = "cpuacct"
-_INODE_BYTES = 1024  # of kernel memory for each file of a tmpfs; shmem_inode_cache and its dentry, rounded up
 _UNLIMITED = 1 << 60
 
 
@@ -136,7 +133,7 @@ class _V1Group:
         """Nothing to sample."""
 
     def exceeded(self) -> bool:
-        """The kernel says so when it has found nothing more to reclaim, before it chooses whom to kill and counts it."""
+        """The kernel says so when it finds nothing more to reclaim, before it chooses whom to kill and counts it."""
         try:
             return self.oom_fd is not None and os.eventfd_read(self.oom_fd) > 0
         except BlockingIOError:
@@ -232,102 +229,3 @@ class V2:
 
     def group(self, name: str, memory_bytes: int, pids: int) -> Group:
         return _V2Group(f"{self._parent}/{name}", memory_bytes, pids)
-
-
-# --- sampling --------------------------------------------------------------------------------------------------------
-
-
-class _SampledGroup:
-    oom_fd: int | None = None
-    tick_seconds: float | None = TICK_SECONDS
-    entrances: tuple[int, ...] = ()
-
-    def __init__(self, memory_bytes: int) -> None:
-        self._limit = memory_bytes
-        self._pid: int | None = None
-        self._tmpfs: list[int] = []
-        self._peak = 0
-        self._cpu = 0.0
-        self._exceeded = False
-
-    def admit(self, pid: int) -> None:
-        """There is no group."""
-
-    def watch(self, pid: int, tmpfs: Sequence[int]) -> None:
-        self._pid, self._tmpfs = pid, list(tmpfs)
-
-    def exceeded(self) -> bool:
-        if self._pid is not None and not self._exceeded:
-            files = sum(map(_tmpfs_bytes, self._tmpfs))
-            tree = _tree(self._pid)
-            used = files + sum(map(_resident_bytes, tree))
-            if used > self._limit:  # pages shared by forks are counted once each: confirm with the shares
-                used = files + sum(map(_proportional_bytes, tree))
-                self._exceeded = used > self._limit
-            self._peak = max(self._peak, used)
-            self._cpu = max(self._cpu, sum(map(_cpu_seconds, tree)))
-        return self._exceeded
-
-    def evidence(self) -> Evidence:
-        return Evidence(cpu_seconds=self._cpu or None, peak_memory_bytes=self._peak or None)
-
-    def remove(self) -> bool:
-        for fd in self._tmpfs:
-            os.close(fd)
-        self._tmpfs = []
-        return True
-
-
-class Sampling:
-    """No group in the kernel: the tree's memory is added up every `TICK_SECONDS`."""
-
-    method = "sampling"
-
-    def group(self, name: str, memory_bytes: int, pids: int) -> Group:
-        return _SampledGroup(memory_bytes)
-
-
-def _tree(root: int) -> list[int]:
-    """The process and its descendants; orphans of a pid namespace are its pid 1's children, so none is missed."""
-    found = [root]
-    for pid in found:
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError):
-                    found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
-    return found
-
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return 0
-
-
-def _proportional_bytes(pid: int) -> int:
-    try:
-        for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return _resident_bytes(pid)  # gone, or it made itself undumpable: then it is counted in full
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Of the process and of the children that it has waited for."""
-    try:
-        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / _TICKS_PER_SECOND
-
-
-def _tmpfs_bytes(fd: int) -> int:
-    usage = os.fstatvfs(fd)
-    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize + (usage.f_files - usage.f_ffree) * _INODE_BYTES

@@ -1,6 +1,6 @@
-"""The launcher's event loop: descriptors and times, each with what to do. Single-threaded, without asyncio.
+"""The launcher's event loop: descriptors and times, each with what to do.
 
-asyncio would double the memory that every fork of a helper has to copy the tables of.
+Not asyncio: handlers here are plain calls, and a fork in one of them copies no running loop.
 """
 
 from __future__ import annotations

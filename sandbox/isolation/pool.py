@@ -1,7 +1,7 @@
 """Sandboxes that wait for their call, so that a call need not wait for its sandbox.
 
-Each is used once and never again: what waits is as fresh as what is made on demand, only earlier. Owns: which ones wait.
-Must not: refill from a used one, or keep any when the launcher is lost.
+Each is used once and never again: what waits is as fresh as what is made on demand, only earlier.
+Owns: which ones wait. Must not: refill from a used one, or keep any when the launcher is lost.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class WarmPool:
         self._size = size
         self._plan: LaunchPlan | None = None
         self._waiting: deque[Sandbox] = deque()
+        self._preparing = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def launch(self, plan: LaunchPlan, *, code: bytes) -> Sandbox:
@@ -50,7 +51,8 @@ class WarmPool:
             await asyncio.wait(self._tasks)
 
     def _refill(self) -> None:
-        if len(self._waiting) + len(self._tasks) < self._size and self._plan is not None:
+        while self._plan is not None and len(self._waiting) + self._preparing < self._size:
+            self._preparing += 1
             self._start(self._prepare(self._plan))
 
     def _discard(self) -> None:
@@ -59,7 +61,10 @@ class WarmPool:
 
     async def _prepare(self, plan: LaunchPlan) -> None:
         with contextlib.suppress(IsolationUnavailable):  # whoever needs one next is told
-            sandbox = await self.launcher.prepare(plan)
+            try:
+                sandbox = await self.launcher.prepare(plan)
+            finally:
+                self._preparing -= 1
             if plan == self._plan and len(self._waiting) < self._size:
                 self._waiting.append(sandbox)
             else:

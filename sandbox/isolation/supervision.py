@@ -25,6 +25,7 @@ from sandbox.isolation.poller import Poller
 _REMOVAL_PATIENCE_SECONDS = 2.0
 _REMOVAL_TICK_SECONDS = 0.002
 _ERROR_BYTES = 4096
+_THREAD_STACK_BYTES = 8 * 1024 * 1024  # glibc's; counted by RLIMIT_DATA whether touched or not
 _REPORT = re.compile(rb"E(\d{1,5}) (\d{1,9}\.\d{6}) (\d{1,18})\n")  # as `init.py` writes it
 _MEMORY = "memory"  # the value of KillReason.MEMORY
 
@@ -93,7 +94,9 @@ class Supervision:
         separator = arguments.index("--")
         os.write(args, b"".join(argument.encode() + b"\0" for argument in arguments[:separator]))
         os.lseek(args, 0, os.SEEK_SET)
-        given = (args, info_w, filter_r, *descriptors.for_init)
+        # `info` has a reader even if this process dies now: else bwrap would end on a broken pipe and leave its child
+        # behind, waiting for it for ever. As it is, pid 1 starts, finds `control` at its end, and exits.
+        given = (args, info, info_w, filter_r, *descriptors.for_init)
         for fd in given:
             os.set_inheritable(fd, True)
         try:
@@ -176,8 +179,10 @@ class Supervision:
             resource.RLIMIT_FSIZE: limits.fsize_bytes,
             resource.RLIMIT_MEMLOCK: 0,
         }
-        if self._group.tick_seconds is not None:
-            values[resource.RLIMIT_DATA] = limits.data_bytes or self._plan.memory_bytes + 64 * 1024 * 1024
+        if self._group.tick_seconds is not None:  # no group of the kernel's: what a process's own limits can do
+            stacks = self._plan.pids * _THREAD_STACK_BYTES
+            values[resource.RLIMIT_DATA] = limits.data_bytes or self._plan.memory_bytes + stacks
+            values[resource.RLIMIT_NPROC] = min(limits.nproc, self._plan.pids)
         for kind, value in values.items():
             _, hard = resource.prlimit(pid, kind)
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)

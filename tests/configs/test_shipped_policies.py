@@ -1,0 +1,52 @@
+"""The policies that come with the program do what the cases beside them say, and the cases cover what a policy promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.network import Mode
+from sandbox.policy_cases import check_cases, parse_cases
+from sandbox.policy_file import load_policy, parse_policy, to_yaml
+from sandbox.state import shipped_policies
+
+POLICIES = sorted(path for path in shipped_policies().glob("*.yaml") if not path.name.endswith(".cases.yaml"))
+
+MODES = {
+    "default": {Mode.BLOCK_ALL, Mode.REGISTRY_DEFAULT},
+    "research": {Mode.BLOCK_ALL, Mode.REGISTRY_DEFAULT, Mode.NAMED},
+    "open": {Mode.BLOCK_ALL, Mode.REGISTRY_DEFAULT, Mode.NAMED, Mode.UNRESTRICTED},
+}
+
+
+def test_these_policies_are_shipped() -> None:
+    assert {path.stem for path in POLICIES} == set(MODES)
+
+
+@pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)
+def test_a_shipped_policy_bears_its_name_and_surprises_nobody(path: Path) -> None:
+    loaded = load_policy(path)
+    assert loaded.policy.name == path.stem
+    assert loaded.warnings == ()
+    assert set(loaded.policy.network.modes) == MODES[path.stem]
+    assert parse_policy(to_yaml(loaded.policy)).digest == loaded.digest
+
+
+@pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)
+def test_the_cases_beside_a_shipped_policy_hold(path: Path) -> None:
+    cases_path = path.with_name(f"{path.stem}.cases.yaml")
+    cases = parse_cases(cases_path.read_text(), cases_path.name)
+    failed = [(c.place, c.title, c.differences) for c in check_cases(load_policy(path), cases) if c.differences]
+    assert failed == []
+
+
+@pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)
+def test_the_cases_reach_every_mode_that_the_policy_lists_and_every_denied_rule(path: Path) -> None:
+    cases_path = path.with_name(f"{path.stem}.cases.yaml")
+    cases = parse_cases(cases_path.read_text(), cases_path.name).cases
+    loaded = load_policy(path)
+    assert {case.call.mode for case in cases} >= set(Mode)
+    named = {case.rule for case in cases}
+    assert {f"network.deny[{place}]" for place in range(len(loaded.policy.network.deny))} <= named
+    assert {"allow", "deny"} <= {case.verdict for case in cases}

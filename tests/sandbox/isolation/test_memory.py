@@ -1,0 +1,176 @@
+"""The memory limit is of the whole tree, by whatever method; and what it did is evidence."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.isolation.client import KillReason, Launcher
+from sandbox.isolation.memory import V2
+from sandbox.isolation.plan import MIB, Tmpfs
+from tests.sandbox.isolation.conftest import Outcome, Rig
+
+LIMIT = 128 * MIB
+GREED = {
+    "one process": "x = []\nwhile True: x.append(b'z' * (1 << 20))",
+    "a fork bomb of eaters": textwrap.dedent("""
+        import os
+        for _ in range(6):
+            if os.fork() == 0:
+                break
+        x = []
+        while True: x.append(b'z' * (1 << 20))
+    """),
+    "a child only": textwrap.dedent("""
+        import os, signal
+        if os.fork() == 0:
+            x = []
+            while True: x.append(b'z' * (1 << 20))
+        signal.pause()
+    """),
+    "files": textwrap.dedent("""
+        import signal
+        with open("/tmp/big", "wb") as file:
+            for _ in range(400): file.write(bytes(1 << 20))
+        signal.pause()
+    """),
+    "shared memory": textwrap.dedent("""
+        import mmap, signal
+        m = mmap.mmap(-1, 400 << 20)
+        for place in range(0, len(m), 4096): m[place] = 1
+        signal.pause()
+    """),
+}
+ROOMY = tuple(Tmpfs(target, 1024 * MIB, 65_536) for target in ("/workspace", "/tmp", "/dev/shm"))
+
+
+@pytest.fixture(scope="module", params=["auto", "sampling"])
+def by_method(rig: Rig, request: pytest.FixtureRequest) -> Iterator[tuple[Launcher, Callable[..., Outcome]]]:
+    """A launcher by the best method of this host, and one that samples."""
+    if request.param == "auto":
+        yield rig.launcher, rig.run
+        return
+    launcher = rig.do(rig.start(memory_method="sampling"))
+    assert launcher.memory_method == "sampling"
+
+    def run(code: str, **changes: object) -> Outcome:
+        return rig.do(rig.run_async(code, launcher=launcher, **changes))
+
+    yield launcher, run
+    rig.do(launcher.close())
+
+
+@pytest.mark.parametrize("greed", GREED)
+def test_more_than_the_limit_is_a_kill_with_evidence(
+    by_method: tuple[Launcher, Callable[..., Outcome]], greed: str
+) -> None:
+    """Whoever of the tree takes it, and in whatever form; the peak is near the limit."""
+    launcher, run = by_method
+    ending = run(GREED[greed], memory_bytes=LIMIT, tmpfs=ROOMY).ending
+    assert ending.failure is None
+    if launcher.memory_method.startswith("cgroup"):
+        assert ending.oom_kills >= 1 or ending.killed_by_us is KillReason.MEMORY
+        assert ending.peak_memory_bytes is not None
+        assert ending.peak_memory_bytes <= LIMIT
+    else:
+        assert ending.killed_by_us is KillReason.MEMORY
+        assert ending.peak_memory_bytes is not None
+        assert ending.peak_memory_bytes > LIMIT
+
+
+def test_less_than_the_limit_is_not_killed(by_method: tuple[Launcher, Callable[..., Outcome]]) -> None:
+    """Half of it in memory and a quarter in files, and the peak says so."""
+    _, run = by_method
+    outcome = run(
+        "import os, time\nx = bytearray(64 << 20)\n"
+        "for n in range(0, len(x), 4096): x[n] = 1\n"
+        "open('/tmp/f', 'wb').write(bytes(32 << 20))\n"
+        "while time.process_time() < 0.3: pass\nprint('fine')",
+        memory_bytes=LIMIT,
+    )
+    assert outcome.stdout == "fine\n"
+    assert outcome.ending.peak_memory_bytes is not None
+    assert 90 * MIB <= outcome.ending.peak_memory_bytes <= LIMIT
+    assert outcome.ending.cpu_seconds is not None
+    assert outcome.ending.cpu_seconds >= 0.25
+
+
+def test_pages_that_forks_share_are_counted_once(by_method: tuple[Launcher, Callable[..., Outcome]]) -> None:
+    """16 copies of 40 MiB that nobody writes to: far beyond the limit by RSS, and within it."""
+    _, run = by_method
+    outcome = run(
+        textwrap.dedent("""
+            import os, time
+            x = b"z" * (40 << 20)
+            children = []
+            for _ in range(16):
+                pid = os.fork()
+                if pid == 0:
+                    end = time.monotonic() + 0.3
+                    while time.monotonic() < end: time.sleep(0.05)
+                    os._exit(0)
+                children.append(pid)
+            for pid in children: os.waitpid(pid, 0)
+            print("fine")
+        """),
+        memory_bytes=LIMIT,
+    )
+    assert outcome.stdout == "fine\n"
+
+
+def test_the_cpu_time_of_a_killed_tree_is_known(rig: Rig) -> None:
+    """Of children that nobody waited for, too, where the kernel accounts for the tree."""
+    if not rig.launcher.memory_method.startswith("cgroup"):
+        pytest.skip("sampling only estimates it")
+    code = (
+        "import os, time\nr, w = os.pipe()\nif os.fork() == 0:\n"
+        "    while time.process_time() < 0.3: pass\n    os.write(w, b'x')\n    while True: pass\n"
+        "os.read(r, 1)"
+    )
+    cpu = rig.run(code).ending.cpu_seconds
+    assert cpu is not None
+    assert cpu >= 0.3
+
+
+def test_sampling_denies_memory_that_it_cannot_see(by_method: tuple[Launcher, Callable[..., Outcome]]) -> None:
+    """memfd and SysV shared memory; where the kernel accounts for them, they work."""
+    launcher, run = by_method
+    outcome = run(
+        "import ctypes, os\n"
+        "try: print(os.memfd_create('x') > 0)\nexcept OSError as e: print(e.errno)\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "print(libc.shmget(0, 4096, 0o1600) >= 0 or ctypes.get_errno())"
+    )
+    wanted = ["38", "38"] if launcher.memory_method == "sampling" else ["True", "True"]
+    assert outcome.stdout.split() == wanted
+
+
+def test_v2_writes_the_limits_and_reads_the_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a directory that stands for a delegated one: swap is off and the group is killed as a whole."""
+    limits = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cgroup.procs")
+    make = os.mkdir
+
+    def mkdir(path: str) -> None:
+        make(path)
+        for name in limits:  # as the kernel does
+            Path(path, name).touch()
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    group = V2(str(tmp_path)).group("7", LIMIT, 40)
+    group.admit(1234)
+    directory = tmp_path / "7"
+    assert [(directory / name).read_text() for name in limits] == [str(LIMIT), "0", "1", "40", "1234"]
+    for name, text in {
+        "memory.events": "low 0\nmax 3\noom 1\noom_kill 2\noom_group_kill 1\n",
+        "pids.events": "max 5\n",
+        "cpu.stat": "usage_usec 1500000\nuser_usec 1\n",
+        "memory.peak": "4096\n",
+    }.items():
+        (directory / name).write_text(text)
+    evidence = group.evidence()
+    assert (evidence.oom_kills, evidence.pids_limit_hits) == (2, 5)
+    assert (evidence.cpu_seconds, evidence.peak_memory_bytes) == (1.5, 4096)

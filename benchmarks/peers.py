@@ -18,12 +18,12 @@ async def https_server(authority: trustme.CA, host: str) -> AsyncIterator[int]:
     """Serve 1 KiB at every path on a loopback port, which is yielded."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert(host).configure_cert(context)
-    server = await asyncio.start_server(_serve, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(answer_requests, "127.0.0.1", 0, ssl=context)
     async with server:
         yield server.sockets[0].getsockname()[1]
 
 
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def answer_requests(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         while await reader.readuntil(b"\r\n\r\n"):
             writer.write(_ANSWER)

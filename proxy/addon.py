@@ -44,6 +44,7 @@ from proxy.network import Decision, Mode, Protocol, Reason, Request, RequestLaye
 from proxy.resolver import ResolutionFailed, Resolved, Resolver, pin
 
 _TLS_PORT = 443
+_SERVER_NAME = 0  # RFC 6066 section 3
 _HTTP_ALPN = (b"http/1.1", b"h2")
 _EXCHANGE = "sluicegate"
 _HEADERS_FOR_US = ("proxy-connection", "proxy-authorization")
@@ -199,7 +200,12 @@ class PolicyAddon:
         raw = state.carried is Protocol.TCP and not speaks_http
         passes = raw or (isinstance(host, Host) and port is not None and not inspects(attempt.grant, host, port))
         request = Request(
-            RequestLayer.TLS, host, port, Protocol.TCP if raw else Protocol.HTTP, tls=True, sni=_sni(client)
+            RequestLayer.TLS,
+            host,
+            port,
+            Protocol.TCP if raw else Protocol.HTTP,
+            tls=True,
+            sni=_name_of(data.client_hello),
         )
         decision = attempt.judge(request, state, quiet=not passes)
         if not decision.allowed:
@@ -507,6 +513,14 @@ def _has_body(request: http.Request) -> bool:
 
 def _destination(state: Connection) -> Host | Unparsed:
     return state.destination if state.destination is not None else Unparsed("", "no destination is known")
+
+
+def _name_of(hello: tls.ClientHello) -> Host | Unparsed | None:
+    """The name a ClientHello asks for. mitmproxy says None where there is none and also where it is no name."""
+    if hello.sni:
+        return observe_host(hello.sni)
+    named = any(kind == _SERVER_NAME for kind, _ in hello.extensions)
+    return Unparsed("", "it is not a host name") if named else None
 
 
 def _sni(client: connection.Client) -> Host | Unparsed | None:

@@ -139,11 +139,11 @@ class Attempt:
         return False
 
     def admit_upstream(self) -> Decision | None:
-        """The denial of one more connection to a server; None when it may be opened.
+        """The denial of the newest connection to a server, which is counted already; None when it may be opened.
 
         One connection of a client can lead to many servers, so these have a limit too: twice that of the clients'.
         """
-        if sum(connection.upstreams for connection in self.connections.values()) < 2 * self.grant.max_connections:
+        if sum(connection.upstreams for connection in self.connections.values()) <= 2 * self.grant.max_connections:
             return None
         return self._too_many("connections to servers")
 

@@ -24,7 +24,7 @@ from proxy.channel import Channel, ChannelClosed, Message
 from proxy.network import Grant
 
 _START_SECONDS = 60.0
-_REPLY_SECONDS = 30.0
+_REPLY_SECONDS = 10.0  # an answer takes a millisecond; a proxy that gives none in this time serves nobody
 _STOP_SECONDS = 10.0
 
 
@@ -116,7 +116,11 @@ class Proxy:
         finally:
             theirs.close()
         self = cls(process, Channel(ours))
-        await self._send({"type": "start", **config.to_message()})
+        try:
+            await self._send({"type": "start", **config.to_message()})
+        except ProxyUnavailable:
+            await self.close()
+            raise
         return self
 
     @property
@@ -203,7 +207,10 @@ class Proxy:
         try:
             return await asyncio.wait_for(future, seconds)
         except TimeoutError as error:
-            raise ProxyUnavailable(f"the proxy took longer than {seconds:.0f} s {what}") from error
+            why = f"the proxy took longer than {seconds:.0f} s {what}, and was ended"
+            self._process.kill()  # one that hangs is as good as lost, and for a lost one a new one is started
+            self._lose(why)
+            raise ProxyUnavailable(why) from error
 
     async def _read(self) -> None:
         why = "the proxy has ended"

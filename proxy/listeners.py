@@ -27,6 +27,7 @@ from mitmproxy.proxy.layer import CommandGenerator, Layer
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from proxy.attempts import Attempt, Connection, Traffic
+from proxy.audit import AuditUnavailable
 from proxy.destinations import Unparsed
 from proxy.dns import answer, fail
 from proxy.network import Reason, Request, RequestLayer, deny
@@ -124,6 +125,8 @@ class Handler(mode_servers.ProxyConnectionHandler):
                 result = function(data)
                 if result is not None:
                     yield result
+        except AuditUnavailable as error:
+            self._fail_unwritten(error)
         except Exception:
             logger.exception(_HOOK_FAILED, hook.name)
             self._fail(hook)
@@ -137,9 +140,16 @@ class Handler(mode_servers.ProxyConnectionHandler):
     async def _finish(self, hook: commands.StartHook, waiting: Coroutine[Any, Any, None]) -> None:
         try:
             await waiting
+        except AuditUnavailable as error:
+            self._fail_unwritten(error)
         except Exception:
             logger.exception(_HOOK_FAILED, hook.name)
             self._fail(hook)
+
+    def _fail_unwritten(self, error: AuditUnavailable) -> None:
+        """What has happened on this connection cannot be written any more, so nothing more may happen on it."""
+        logger.error("%s: a connection is closed", error)
+        self.abort()
 
     def _fail(self, hook: commands.StartHook) -> None:
         (data,) = hook.args()

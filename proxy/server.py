@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from proxy.audit import AuditLog, AuditUnavailable
 from proxy.authority import AuthorityUnavailable, ensure_authority
@@ -199,8 +199,8 @@ async def _run(sock: socket.socket, lookup: Lookup) -> None:
         pass
 
 
-def main(argv: list[str] | None = None, *, lookup: Lookup = system_lookup) -> int:
-    """Run until the control socket closes. `lookup` replaces the host's resolver, for tests of rebinding."""
+def main(argv: list[str] | None = None, *, lookup: Lookup = system_lookup) -> NoReturn:
+    """Run until the control socket closes, and end the process. `lookup` replaces the host's resolver, for tests."""
     arguments = sys.argv[1:] if argv is None else argv
     logging.basicConfig(level=logging.WARNING, format="sluicegate proxy: %(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -210,8 +210,9 @@ def main(argv: list[str] | None = None, *, lookup: Lookup = system_lookup) -> in
     _confine()
     with asyncio.Runner(loop_factory=PinnedLoop) as runner:
         runner.run(_run(sock, lookup))
-    return 0
+    logging.shutdown()
+    os._exit(0)  # an ordinary exit would wait for look-ups, and one can hang in the C library for as long as it likes
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -98,12 +98,13 @@ async def run_attempt(spec: AttemptSpec, pool: WarmPool, proxy: Proxy) -> Attemp
     finally:
         if sandbox is not None:
             await asyncio.shield(sandbox.close())
+        ended = time.time()
         if attached:
-            end = AttemptEnd(verdict.status.value, verdict.cause, verdict.exit_code, round(time.time() - started, 6))
+            end = AttemptEnd(verdict.status.value, verdict.cause, verdict.exit_code, round(ended - started, 6))
             with contextlib.suppress(ProxyUnavailable):
                 network = await asyncio.shield(proxy.detach(spec.grant.attempt_id, end))
     return AttemptOutcome(
-        spec.grant.attempt_id, started, time.time(), verdict, collector.finish(), network,
+        spec.grant.attempt_id, started, ended, verdict, collector.finish(), network,
         ending.cpu_seconds if ending else None, ending.peak_memory_bytes if ending else None,
     )  # fmt: skip
 

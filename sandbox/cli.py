@@ -122,20 +122,26 @@ async def _run(call: CodeCall, policy: Path, audit_log: Path | None, *, passthro
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
-    streams = (Passthrough(sys.stdout.fileno()), Passthrough(sys.stderr.fileno())) if passthrough else (None, None)
+    loop = asyncio.get_running_loop()
+    streams: tuple[Passthrough, ...] = ()
+    if passthrough:
+
+        def gone() -> None:
+            loop.call_soon_threadsafe(stop, signal.SIGPIPE)
+
+        streams = (Passthrough(sys.stdout.fileno(), gone), Passthrough(sys.stderr.fileno(), gone))
     try:
         async with Executor(policy, settings=Settings(audit_log=audit_log, warm_sandboxes=0)) as executor:
-            return await executor.run(call, stdout_sink=streams[0], stderr_sink=streams[1])
+            return await executor.run(call, *streams)
     except asyncio.CancelledError:
         if not received:
             raise
         raise _Stopped(received[0]) from None
     finally:
         for stream in streams:
-            if stream is not None:
-                stream.close()
-                if stream.dropped_bytes:
-                    _say(f"{stream.dropped_bytes} bytes of output were dropped: whoever reads it was too slow")
+            stream.close()
+            if stream.dropped_bytes:
+                _say(f"{stream.dropped_bytes} bytes of output were dropped: whoever reads it was too slow")
 
 
 def _call_data(

@@ -73,7 +73,7 @@ class Executor:
         return self._backend.proxy_pid
 
     async def run(
-        self, call: CodeCall, *, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None
+        self, call: CodeCall, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None
     ) -> ToolResult:
         """Answer one call. Whatever happens inside is in the result; the sinks see the output's bytes as they come.
 

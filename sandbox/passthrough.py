@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Callable
 
 _CLOSE_SECONDS = 5.0
 _QUEUE_BYTES = 16 * 1024 * 1024
 
 
 class Passthrough:
-    """A sink of bytes that writes to a descriptor from a thread of its own. A closed pipe is not an error."""
+    """A sink of bytes that writes to a descriptor from a thread of its own. A closed pipe is told, not raised."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, on_gone: Callable[[], None]) -> None:
+        """`on_gone` is called from that thread when nobody reads any more."""
         self._fd = fd
+        self._on_gone = on_gone
         self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._queued = 0
         self._lock = threading.Lock()
@@ -45,6 +48,7 @@ class Passthrough:
                 try:
                     view = view[os.write(self._fd, view) :]
                 except OSError:
+                    self._on_gone()
                     return
             with self._lock:
                 self._queued -= len(data)

@@ -23,7 +23,11 @@ class SyncExecutor:
         self._executor: Executor | None = None
 
     def __enter__(self) -> Self:
-        self._executor = self._runner.run(self._open())
+        try:
+            self._executor = self._runner.run(self._open())
+        except BaseException:
+            self._runner.close()
+            raise
         return self
 
     def __exit__(

@@ -61,7 +61,7 @@ def environment(interpreter: Interpreter, *, threads: int = 1) -> dict[str, str]
     host's loopback cannot be reached from the sandbox's network namespace in any case.
     """
     proxy = f"http://127.0.0.1:{EXPLICIT_PORT}"
-    no_proxy = "localhost,127.0.0.1,::1"
+    no_proxy = "localhost,127.0.0.1,::1"  # not `[::1]`, which urllib would want and httpx refuses to start with
     path = ["/usr/local/bin", "/usr/bin", "/bin"]
     own = f"{interpreter.prefix}/bin"
     values = {

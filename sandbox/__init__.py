@@ -1,6 +1,7 @@
 """Runs code that an AI agent wrote, each time in a fresh sandbox, and lets out only what a policy allows.
 
-The names below are imported when they are first used: the launcher is a module of this package too, and has to stay small.
+The names below are imported when they are first used: the launcher is a module of this package too, and must stay
+small.
 """
 
 from __future__ import annotations

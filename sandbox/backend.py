@@ -35,7 +35,8 @@ class Backend:
                 self._pool = None
             if self._proxy is None or self._pool is None:
                 await self._start()
-            assert self._pool is not None and self._proxy is not None
+            assert self._pool is not None
+            assert self._proxy is not None
             return self._pool, self._proxy
 
     async def close(self) -> None:

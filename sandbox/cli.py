@@ -1,7 +1,7 @@
 """The command `sluicegate`. An edge: it decodes arguments, calls the story, and encodes the result.
 
-Exit status of `run`: the code's own; 128 + N when signal N ended it; 124 on timeout, 137 when killed, 2 when the call or
-the policy is refused, 3 when our side failed.
+Exit status of `run`: the code's own; 128 + N when signal N ended it; 124 on timeout, 137 when killed, 2 when the call
+or the policy is refused, 3 when our side failed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ EXIT_OUR_FAULT = 3
 EXIT_TIMEOUT = 124
 EXIT_KILLED = 137
 
+_POLICY_HELP = "the policy file; the shipped default otherwise"
+
 app = typer.Typer(
     help="Run an agent's code in a fresh sandbox, with the network a policy allows and no other.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -44,14 +46,14 @@ app.add_typer(audit_app, name="audit")
 def run(
     file: Annotated[Path | None, typer.Argument(help="the program; `-` for standard input", show_default=False)] = None,
     code: Annotated[str | None, typer.Option(help="the program's text")] = None,
-    policy: Annotated[Path | None, typer.Option(help="the policy file; the shipped default otherwise")] = None,
-    allow_network: Annotated[bool, typer.Option("--allow-network", help="registry-default, unless domains are named")] = False,
+    policy: Annotated[Path | None, typer.Option(help=_POLICY_HELP)] = None,
+    allow_network: Annotated[bool, typer.Option("--allow-network", help="registry-default without `--domain`")] = False,
     domain: Annotated[list[str] | None, typer.Option(help="a host to allow, with its subdomains; repeatable")] = None,
     unrestricted: Annotated[bool, typer.Option("--unrestricted", help="any public destination")] = False,
     timeout: Annotated[float | None, typer.Option(help="seconds, 1 to 300")] = None,
     memory_mib: Annotated[int | None, typer.Option(help="MiB, 128 to 2048")] = None,
     env: Annotated[list[str] | None, typer.Option(help="K=V, repeatable")] = None,
-    audit_log: Annotated[Path | None, typer.Option(help="where the audit log goes, instead of where the policy says")] = None,
+    audit_log: Annotated[Path | None, typer.Option(help="where the audit log goes, not where the policy says")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the result object instead of the output")] = False,
 ) -> None:  # fmt: skip
     """Run one program and exit with its status."""
@@ -76,7 +78,7 @@ def run(
 
 @app.command()
 def doctor(
-    policy: Annotated[Path | None, typer.Option(help="the policy file; the shipped default otherwise")] = None,
+    policy: Annotated[Path | None, typer.Option(help=_POLICY_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
     """Check what the confinement needs, prove it by probes, and name the remedy for what is missing."""
@@ -185,9 +187,11 @@ def _notes(result: ToolResult) -> list[str]:
     notes = []
     if result.error is not None and result.error.code not in ("exit", "signal"):
         notes.append(f"{result.error.code}: {result.error.message}")
-    for name in ("stdout", "stderr"):
-        if getattr(result.truncated, name):
-            notes.append(f"{name} was cut: the program wrote {getattr(result.output_chars, name)} characters")
+    notes += [
+        f"{name} was cut: the program wrote {getattr(result.output_chars, name)} characters"
+        for name in ("stdout", "stderr")
+        if getattr(result.truncated, name)
+    ]
     denied = [row for row in result.network.destinations if row.decision == "deny"]
     for row in denied[:5]:
         where = row.host if row.port is None else f"{row.host}:{row.port}"

@@ -19,10 +19,13 @@ from proxy.control import ProxyUnavailable
 from proxy.network import Mode, Reason
 from sandbox.contract import CodeCall, Status, ToolResult
 from sandbox.execute import Executor
+from sandbox.interpreters import this_interpreter
 from sandbox.isolation.client import IsolationUnavailable
+from sandbox.isolation.plan import MIB, LaunchPlan
 from sandbox.isolation.probe import Check, check_host
 from sandbox.policy_file import InvalidPolicy, LoadedPolicy, load_policy
 from sandbox.registries import resolve_registries
+from sandbox.runtimes import python
 from sandbox.settings import Settings
 
 _CANARY = "SLUICEGATE_DOCTOR_CANARY"
@@ -117,13 +120,17 @@ class Report:
 async def examine(policy_path: Path) -> Report:
     """Run all checks under a policy. Raises `InvalidPolicy`."""
     policy = load_policy(policy_path)
-    checks = list(check_host())
+    checks = list(check_host(_plan()))
     facts = [f"policy `{policy.policy.name}` ({policy.path}), modes {', '.join(policy.policy.network.modes)}"]
     if Mode.REGISTRY_DEFAULT in policy.policy.network.modes:
         checks.append(await _check_registries(policy, facts))
     if all(check.ok for check in checks):
         checks += await _check_attempt(policy, facts)
     return Report(tuple(checks), tuple(facts))
+
+
+def _plan() -> LaunchPlan:
+    return python.plan(this_interpreter(), call_id="doctor", attempt=1, memory_bytes=256 * MIB)
 
 
 async def _check_registries(policy: LoadedPolicy, facts: list[str]) -> Check:

@@ -72,9 +72,7 @@ class Executor:
     def proxy_pid(self) -> int | None:
         return self._backend.proxy_pid
 
-    async def run(
-        self, call: CodeCall, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None
-    ) -> ToolResult:
+    async def run(self, call: CodeCall, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None) -> ToolResult:
         """Answer one call. Whatever happens inside is in the result; the sinks see the output's bytes as they come.
 
         Raises only what is this side's fault and no attempt's: `InvalidPolicy` when the registries that the policy

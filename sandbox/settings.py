@@ -15,8 +15,9 @@ class Settings:
 
     `audit_log` overrides the policy's `audit.path`. `python_packages` is a directory of installed packages that every
     Python attempt may import from; it is mounted read-only and searched after the standard library. `proxy_command`
-    replaces the command that starts the proxy, for tests. `max_concurrency` bounds the attempts that run at once;
-    `warm_sandboxes` is how many sandboxes wait for the next call, each for one call (about 6 MiB); `threads` is what numeric libraries in an attempt are told to use.
+    replaces the command that starts the proxy, for tests. `max_concurrency` bounds the attempts that run at once.
+    `warm_sandboxes` is how many sandboxes wait for the next call, each for one call (about 6 MiB). `threads` is what
+    numeric libraries in an attempt are told to use.
     """
 
     state_dir: Path = field(default_factory=state_dir)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.isolation import netns
-from sandbox.isolation.plan import MIB
+from sandbox.isolation.plan import LaunchPlan
 
 _BWRAP_PATH = "/usr/bin:/bin:/usr/local/bin"
 _MIN_BWRAP = (0, 8, 0)  # --disable-userns and --size; earlier ones are refused
@@ -59,14 +59,14 @@ class Check:
     remedy: str
 
 
-def check_host() -> list[Check]:
-    """All checks, in the order in which an attempt needs them."""
+def check_host(plan: LaunchPlan) -> list[Check]:
+    """All checks, in the order in which an attempt needs them. `plan` is one of the runtime that must start."""
     checks = [check_bwrap(), check_libseccomp()]
     bwrap = shutil.which("bwrap", path=_BWRAP_PATH)
     if bwrap is not None:
         checks.append(check_namespaces(bwrap))
     if all(check.ok for check in checks):
-        checks += [check_capture(), *check_launcher()]
+        checks += [check_capture(), *check_launcher(plan)]
     return checks
 
 
@@ -166,27 +166,23 @@ def _restricted_by_apparmor() -> bool:
     return _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1"
 
 
-def check_launcher() -> list[Check]:
+def check_launcher(plan: LaunchPlan) -> list[Check]:
     """Whether the launcher starts, and this interpreter in a sandbox of it; and which method limits memory.
 
     In a thread, so that a caller with an event loop may ask, too.
     """
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, _try_launcher()).result()
+        return pool.submit(asyncio.run, _try_launcher(plan)).result()
 
 
-async def _try_launcher() -> list[Check]:
-    from sandbox.interpreters import this_interpreter
+async def _try_launcher(plan: LaunchPlan) -> list[Check]:
     from sandbox.isolation.client import IsolationUnavailable, Launcher, LauncherConfig
-    from sandbox.runtimes import python
 
     try:
         launcher = await Launcher.start(LauncherConfig())
     except IsolationUnavailable as error:
         return [Check("launcher", False, str(error), "see the message; the checks above have passed")]
     try:
-        interpreter = this_interpreter()
-        plan = python.plan(interpreter, call_id="probe", attempt=1, memory_bytes=256 * MIB)
         sandbox = await launcher.launch(plan, code=b"import ctypes, sqlite3, ssl\n")
         try:
             await sandbox.release()
@@ -202,7 +198,7 @@ async def _try_launcher() -> list[Check]:
         detail = ending.failure or error_text or f"it ended with {ending}"
         return [Check("interpreter", False, detail, _INCOMPLETE_INTERPRETER)]
     version = ".".join(map(str, sys.version_info[:3]))
-    started = f"Python {version} of `{interpreter.base_prefix}` starts in a sandbox, as `{interpreter.executable}`"
+    started = f"Python {version} of `{sys.base_prefix}` starts in a sandbox, as `{plan.argv[0]}`"
     return [
         Check("interpreter", True, started, ""),
         Check("memory limit", True, _MEMORY_METHODS[launcher.memory_method], ""),

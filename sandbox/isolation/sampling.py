@@ -1,7 +1,7 @@
-"""Memory limits without a group of the kernel's: the tree is added up now and then, and an excess is seen after the fact.
+"""Memory limits without a group of the kernel's: the tree is added up now and then.
 
-At most `TICK_SECONDS` later: measured peaks at a limit of 256 MiB were up to 326 MiB, with eight processes up to
-486 MiB. Imported only where it is used: the launcher is small without psutil.
+An excess is seen after the fact, at most `TICK_SECONDS` later: measured peaks at a limit of 256 MiB were up to 326 MiB,
+with eight processes up to 486 MiB. Imported only where it is used: the launcher is small without psutil.
 
 Owns: the sums. Must not: kill processes.
 """

@@ -438,8 +438,10 @@ def test_a_warning_says_where_it_stands() -> None:
         "version: 1\nnetwork:\n  hosts:\n    ok.test: 1.1.1.1\n    A.test.: 10.0.0.1\n", file="p.yaml"
     )
     assert [str(w).splitlines()[0] for w in loaded.warnings] == [
-        ("p.yaml:5:5: `network.hosts.A.test.`: 10.0.0.1 is a private address, and no entry of "
-        "`network.private_addresses` opens it")
+        (
+            "p.yaml:5:5: `network.hosts.A.test.`: 10.0.0.1 is a private address, and no entry of "
+            "`network.private_addresses` opens it"
+        )
     ]
 
 

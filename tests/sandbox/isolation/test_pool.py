@@ -29,7 +29,9 @@ async def settled(pool: WarmPool) -> None:
         await next(iter(pool._tasks))
 
 
-def test_the_next_call_takes_a_sandbox_that_was_waiting_and_another_takes_its_place(rig: Rig, launcher: Launcher) -> None:
+def test_the_next_call_takes_a_sandbox_that_was_waiting_and_another_takes_its_place(
+    rig: Rig, launcher: Launcher
+) -> None:
     async def scenario() -> tuple[list[int], list[str]]:
         pool, counts, outputs = WarmPool(launcher, 1), [], []
         for text in ("one", "two", "three"):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sandbox.isolation import probe
+from tests.sandbox.isolation.conftest import make_plan
 
 
 def test_this_host_passes_every_check() -> None:
     """Or else no other test of isolation means anything. The checks are what `doctor` shows first."""
-    checks = probe.check_host()
+    checks = probe.check_host(make_plan())
     assert [check.name for check in checks] == [
         "bubblewrap", "libseccomp", "namespaces", "capture", "interpreter", "memory limit",
     ]  # fmt: skip
@@ -43,6 +44,6 @@ def test_a_refusal_is_explained_by_what_refused_it(message: str, settings: dict[
 def test_a_missing_bubblewrap_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its remedy names the package, and the checks that need it are not tried."""
     monkeypatch.setattr(probe, "_BWRAP_PATH", "/nonexistent")
-    checks = probe.check_host()
+    checks = probe.check_host(make_plan())
     assert [(check.name, check.ok) for check in checks] == [("bubblewrap", False), ("libseccomp", True)]
     assert "bubblewrap" in checks[0].remedy

@@ -29,7 +29,9 @@ from proxy.network import (
 
 _SYNTHETIC = ipaddress.IPv4Network("198.18.0.0/15")  # benchmarking range, RFC 2544: nobody's on the internet
 _MAX_NAMES = 10_000
-_MAX_AUDIT_LINES = 20_000  # a program must not be able to roll the log over and so remove what it did
+# A program must not be able to roll the log over and so remove what it did: whichever comes first.
+_MAX_AUDIT_LINES = 20_000
+_MAX_AUDIT_BYTES = 16 * 1024 * 1024  # a fortieth of the log with its rotated files
 _MAX_DESTINATIONS = 1_000
 _LOOKUPS_AT_ONCE = 8
 
@@ -105,6 +107,7 @@ class Attempt:
         self._names: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         self._lines = 0
+        self._bytes = 0
         self._log_full = False
         self._crowded = False
         self._destinations: dict[tuple[str, int | None, str, str], int] = {}
@@ -195,7 +198,7 @@ class Attempt:
         if connection.aborted or (exchange is not None and exchange.given_up):
             outcome = "aborted"
         traffic = connection.upstream if exchange is None else exchange.traffic
-        self._audit.write(
+        self._bytes += self._audit.write(
             ConnectionEvent(
                 time=time.time(),
                 call_id=self.grant.call_id,
@@ -229,14 +232,14 @@ class Attempt:
         ]
 
     def _write_decision(self, request: Request, decision: Decision, connection: Connection) -> Decision:
-        if self._lines >= _MAX_AUDIT_LINES:
-            decision = deny(Reason.LIMIT_EXCEEDED, f"this attempt has filled its {_MAX_AUDIT_LINES} lines of the log")
+        if self._lines >= _MAX_AUDIT_LINES or self._bytes >= _MAX_AUDIT_BYTES:
+            decision = deny(Reason.LIMIT_EXCEEDED, "this attempt has filled its share of the audit log")
             if self._log_full:
                 return decision
             self._log_full = True
         self._lines += 1
         try:
-            self._audit.write(
+            self._bytes += self._audit.write(
                 decision_event(
                     self.grant,
                     request,

@@ -87,8 +87,8 @@ class AuditLog:
             _make_directories(self.path.parent)
             self._open()
 
-    def write(self, event: Event) -> None:
-        """Append one event as one line. When this returns, the kernel has the whole line.
+    def write(self, event: Event) -> int:
+        """Append one event as one line, and return its length in bytes. When this returns, the kernel has the whole line.
 
         Raises `AuditUnavailable`; then no part of the line is in the file, or the part will be marked as incomplete.
         May block for up to 2 seconds when another process holds the lock.
@@ -98,7 +98,7 @@ class AuditLog:
                 self._start_anew()
             try:
                 self._lock_current()
-                self._append(event)
+                return self._append(event)
             finally:
                 if self._fd >= 0:
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -208,7 +208,7 @@ class AuditLog:
                 return _read_tail(file.fileno(), os.fstat(file.fileno()).st_size)
         return None
 
-    def _append(self, event: Event) -> None:
+    def _append(self, event: Event) -> int:
         line = self._encode(event)
         assert self._tail is not None
         if self._tail.size > 0 and self._tail.size + len(line) > self._max_bytes:
@@ -216,6 +216,7 @@ class AuditLog:
             self._lock_current()
             line = self._encode(event)
         self._write_line(line)
+        return len(line)
 
     def _note(self, what: str, detail: str) -> None:
         self._write_line(self._encode(ProxyEvent(time=time.time(), what=what, detail=detail)))

@@ -14,8 +14,10 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 from proxy.audit import AuditLog, AuditUnavailable
@@ -176,12 +178,27 @@ def _confine() -> None:
             raise OSError(ctypes.get_errno(), "the proxy could not drop its capabilities")
 
 
+class _RootsUnavailable(Exception):
+    """The certificates that upstream servers are verified with cannot be read."""
+
+
+def _check_roots(path: Path | None) -> None:
+    """Told at the start: later it would be a fault at every connection. Raises `_RootsUnavailable`."""
+    if path is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError as error:  # `SSLError` is one
+        raise _RootsUnavailable(f"the upstream certificates in `{path}` cannot be read: {error}") from error
+
+
 async def _run(sock: socket.socket, lookup: Lookup) -> None:
     link = Channel(sock)
     try:
         message, _ = await link.receive()
         config = ProxyConfig.from_message(message)
         try:
+            _check_roots(config.upstream_ca_file)
             certificate = ensure_authority(config.authority_dir)
             await link.send({"type": "authority", "certificate": str(certificate)})
             with AuditLog(config.audit_path) as audit:
@@ -191,7 +208,7 @@ async def _run(sock: socket.socket, lookup: Lookup) -> None:
                 await server.serve()
                 with contextlib.suppress(AuditUnavailable):
                     audit.write(ProxyEvent(time=time.time(), what="stop", detail=f"pid {os.getpid()}"))
-        except AuthorityUnavailable as error:
+        except (AuthorityUnavailable, _RootsUnavailable) as error:
             await link.send({"type": "failed", "error": str(error)})
         except AuditUnavailable as error:
             await link.send({"type": "failed", "error": f"the audit log cannot be written: {error}"})

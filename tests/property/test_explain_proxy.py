@@ -303,7 +303,7 @@ class Bench:
     def __init__(self, directory: Path, loop: Loop) -> None:
         authority = trustme.CA()
         ca_file = write_authority(authority, directory / "upstream-ca.pem")
-        names = [*HOSTS, "other.test"]
+        names = [*HOSTS, PUBLIC, PRIVATE]
         self.peers: list[Peer] = []
         for address in (PUBLIC, PRIVATE):
             self.peers += [Answering(loop, address, port) for port in (*HTTP_PORTS, RAW_PORT)]

@@ -52,6 +52,16 @@ class TestJudging:
         decision = attempt.judge(ALLOWED, Connection("proxy"))
         assert (decision.allowed, decision.reason) == (False, Reason.AUDIT_UNAVAILABLE)
 
+    def test_an_attempt_has_a_share_of_the_log_in_bytes_too(self, attempt: Attempt, log: AuditLog) -> None:
+        """Long paths of characters that need escapes make long lines: the log must not roll over within few of them."""
+        share = 16 * 1024 * 1024
+        long = Request(RequestLayer.HTTP, parse_host("other.test"), 443, method="GET", path="/" + "\U0001f300" * 1000)
+        reasons = [attempt.judge(long, Connection("proxy")).reason for _ in range(3000)]
+        assert reasons[0] is Reason.HOST_NOT_ALLOWED
+        assert reasons[-1] is Reason.LIMIT_EXCEEDED
+        assert share <= log.path.stat().st_size <= share + 64 * 1024
+        assert [line["reason"] for line in lines(log)].count("limit_exceeded") == 1
+
     def test_a_quiet_allow_is_left_out_and_a_quiet_denial_is_not(self, attempt: Attempt, log: AuditLog) -> None:
         assert attempt.judge(ALLOWED, Connection("proxy"), quiet=True).allowed
         attempt.judge(DENIED, Connection("proxy"), quiet=True)

@@ -200,6 +200,19 @@ class TestStart:
         finally:
             raw.close()
 
+    @pytest.mark.parametrize("content", [None, "no certificate"])
+    def test_upstream_certificates_that_cannot_be_read_are_told(self, tmp_path: Path, content: str | None) -> None:
+        path = tmp_path / "roots.pem"
+        if content is not None:
+            path.write_text(content)
+        raw = Raw(tmp_path, upstream_ca_file=str(path))
+        try:
+            failed = raw.receive()
+            assert failed["type"] == "failed"
+            assert str(path) in str(failed["error"])
+        finally:
+            raw.close()
+
 
 class TestTheEndOfTheExecutor:
     def test_all_connections_die_with_the_channel(self, directory: Path, peers: Peers) -> None:

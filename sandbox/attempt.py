@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from dataclasses import dataclass, field
 from proxy.control import AttemptEnd, AttemptStart, NetworkCounts, Proxy, ProxyUnavailable
 from proxy.network import Grant
 from sandbox.contract import MAX_STDERR_CHARS, MAX_STDOUT_CHARS, Status
-from sandbox.isolation.client import Ending, IsolationUnavailable, KillReason, Sandbox
+from sandbox.isolation.client import Ending, IsolationUnavailable, KillReason, Launcher, Sandbox
 from sandbox.isolation.plan import MIB, LaunchPlan
 from sandbox.isolation.pool import WarmPool
 from sandbox.output import Collected, Collector
@@ -38,6 +40,7 @@ class Verdict:
         return self.cause in INFRASTRUCTURE
 
 
+_KILL_SECONDS = 10.0  # a kill takes milliseconds
 INFRASTRUCTURE = frozenset({"isolation_failed", "proxy_lost", "launcher_lost", "proxy_unavailable"})
 
 
@@ -78,16 +81,19 @@ async def run_attempt(spec: AttemptSpec, pool: WarmPool, proxy: Proxy) -> Attemp
     verdict = Verdict(Status.KILLED, "cancelled")
     network, ending = NetworkCounts(), None
     sandbox: Sandbox | None = None
-    attached = False
+    collecting: asyncio.Task[None] | None = None
+    attaching = False
     try:
         sandbox = await pool.launch(spec.plan, code=spec.code)
+        attaching = True  # from here on the proxy may have it, whether or not its answer is waited for
         await proxy.attach(spec.grant, sandbox.listeners, AttemptStart(spec.language, spec.domains))
-        attached = True
         sandbox.close_listeners()
         collecting = asyncio.create_task(collector.collect(sandbox.stdout, sandbox.stderr))
         await sandbox.release()
-        ending = await _watch(sandbox, proxy, spec.wall_seconds)
+        ending = await _watch(sandbox, pool.launcher, proxy, spec.wall_seconds)
         await collecting
+        if pool.launcher.lost.is_set() and ending.failure is not None:
+            raise IsolationUnavailable(ending.failure)
         verdict = classify(ending, wall_seconds=spec.wall_seconds, memory_bytes=spec.plan.memory_bytes)
     except IsolationUnavailable as error:
         verdict = Verdict(
@@ -96,10 +102,13 @@ async def run_attempt(spec: AttemptSpec, pool: WarmPool, proxy: Proxy) -> Attemp
     except ProxyUnavailable as error:
         verdict = Verdict(Status.ERROR, "proxy_lost" if proxy.lost.is_set() else "proxy_unavailable", str(error))
     finally:
+        if collecting is not None:  # before its descriptors are closed, and their numbers become another attempt's
+            collecting.cancel()
+            await asyncio.wait([collecting])
         if sandbox is not None:
             await asyncio.shield(sandbox.close())
         ended = time.time()
-        if attached:
+        if attaching:
             end = AttemptEnd(verdict.status.value, verdict.cause, verdict.exit_code, round(ended - started, 6))
             with contextlib.suppress(ProxyUnavailable):
                 network = await asyncio.shield(proxy.detach(spec.grant.attempt_id, end))
@@ -109,14 +118,20 @@ async def run_attempt(spec: AttemptSpec, pool: WarmPool, proxy: Proxy) -> Attemp
     )  # fmt: skip
 
 
-async def _watch(sandbox: Sandbox, proxy: Proxy, wall_seconds: float) -> Ending:
-    """Wait for the end, or bring it about: when the time is up, or the proxy is lost."""
+async def _watch(sandbox: Sandbox, launcher: Launcher, proxy: Proxy, wall_seconds: float) -> Ending:
+    """Wait for the end, or bring it about: when the time is up, or the proxy is lost.
+
+    A launcher that does not end a sandbox when told to is ended itself, which ends all of its sandboxes.
+    """
     ended = asyncio.create_task(sandbox.ended())
     proxy_lost = asyncio.create_task(proxy.lost.wait())
     try:
         await asyncio.wait({ended, proxy_lost}, timeout=wall_seconds, return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
             await sandbox.kill(KillReason.PROXY_LOST if proxy_lost.done() else KillReason.TIMEOUT)
+            await asyncio.wait({ended}, timeout=_KILL_SECONDS)
+            if not ended.done():
+                os.kill(launcher.pid, signal.SIGKILL)
         return await ended
     finally:
         for task in (ended, proxy_lost):
@@ -144,6 +159,8 @@ def classify(ending: Ending, *, wall_seconds: float, memory_bytes: int) -> Verdi
         return Verdict(Status.KILLED, "memory", too_large, exit_code=ending.exit_code, signal=ending.signal)
     if ending.signal is not None:
         return Verdict(Status.ERROR, "signal", f"the program was ended by signal {ending.signal}", signal=ending.signal)
+    if ending.exit_code is None:
+        return Verdict(Status.KILLED, "no_report", "the program ended its own sandbox, so how it ended is not known")
     if ending.exit_code == 0:
         return Verdict(Status.SUCCESS, "exit", exit_code=0)
     return Verdict(Status.ERROR, "exit", f"the program exited with {ending.exit_code}", exit_code=ending.exit_code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -18,7 +19,7 @@ import typer
 
 from proxy.control import ProxyUnavailable
 from sandbox.audit_commands import app as audit_app
-from sandbox.contract import CodeCall, InvalidCall, Status, ToolResult, parse_call
+from sandbox.contract import MAX_CODE_CHARS, CodeCall, InvalidCall, Status, ToolResult, parse_call
 from sandbox.doctor import examine
 from sandbox.execute import Executor
 from sandbox.isolation.client import IsolationUnavailable
@@ -26,12 +27,14 @@ from sandbox.passthrough import Passthrough, printable
 from sandbox.policy_commands import app as policy_app
 from sandbox.policy_file import InvalidPolicy, default_policy_path
 from sandbox.settings import Settings
+from sandbox.state import InvalidSettings
 
 EXIT_INVALID = 2
 EXIT_OUR_FAULT = 3
 EXIT_TIMEOUT = 124
 EXIT_KILLED = 137
 
+_MAX_CODE_BYTES = 4 * MAX_CODE_CHARS  # what is longer is refused, and need not be read to its end
 _POLICY_HELP = "the policy file; the shipped default otherwise"
 
 app = typer.Typer(
@@ -66,10 +69,14 @@ def run(
         _fail(EXIT_INVALID, str(error))
     except (IsolationUnavailable, ProxyUnavailable) as error:
         _fail(EXIT_OUR_FAULT, str(error))
+    except InvalidSettings as error:
+        _fail(EXIT_INVALID, str(error))
     except _Stopped as stopped:
+        if stopped.error is not None and not isinstance(stopped.error, BrokenPipeError):
+            _fail(EXIT_OUR_FAULT, f"the output could not be written: {stopped.error.strerror}")
         raise typer.Exit(128 + stopped.number) from stopped
     if as_json:
-        typer.echo(result.model_dump_json(indent=2))
+        _print(result.model_dump_json(indent=2))
     else:
         for line in _notes(result):
             _say(line)
@@ -84,9 +91,9 @@ def doctor(
     """Check what the confinement needs, prove it by probes, and name the remedy for what is missing."""
     try:
         report = asyncio.run(examine(policy or default_policy_path()))
-    except InvalidPolicy as error:
+    except (InvalidPolicy, InvalidSettings) as error:
         _fail(EXIT_INVALID, str(error))
-    typer.echo(report.to_json() if as_json else report.to_text(), nl=as_json)
+    _print(report.to_json() if as_json else report.to_text().rstrip("\n"))
     raise typer.Exit(0 if report.ok else 1)
 
 
@@ -105,11 +112,12 @@ def exit_status(result: ToolResult) -> int:
 
 
 class _Stopped(Exception):
-    """A signal asked this command to stop."""
+    """A signal asked this command to stop, or its output can be written no more (`error`)."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, error: OSError | None) -> None:
         super().__init__(f"stopped by signal {number}")
         self.number = number
+        self.error = error
 
 
 async def _run(call: CodeCall, policy: Path, audit_log: Path | None, *, passthrough: bool) -> ToolResult:
@@ -131,14 +139,15 @@ async def _run(call: CodeCall, policy: Path, audit_log: Path | None, *, passthro
         def gone() -> None:
             loop.call_soon_threadsafe(stop, signal.SIGPIPE)
 
-        streams = (Passthrough(sys.stdout.fileno(), gone), Passthrough(sys.stderr.fileno(), gone))
+        streams = (Passthrough(1, gone), Passthrough(2, gone))
     try:
-        async with Executor(policy, settings=Settings(audit_log=audit_log, warm_sandboxes=0)) as executor:
+        settings = Settings(audit_log=None if audit_log is None else _absolute(audit_log), warm_sandboxes=0)
+        async with Executor(policy, settings=settings) as executor:
             return await executor.run(call, *streams)
     except asyncio.CancelledError:
         if not received:
             raise
-        raise _Stopped(received[0]) from None
+        raise _Stopped(received[0], next((s.error for s in streams if s.error is not None), None)) from None
     finally:
         for stream in streams:
             stream.close()
@@ -163,8 +172,12 @@ def _call_data(
         pairs[name] = value
     if code is None and file is not None:
         try:
-            data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-            code = data.decode()
+            with open(0, "rb", closefd=False) if str(file) == "-" else file.open("rb") as source:
+                data = source.read(_MAX_CODE_BYTES + 1)
+            if len(data) > _MAX_CODE_BYTES:
+                problems.append(f"code: `{file}` has more than {MAX_CODE_CHARS} characters")
+            else:
+                code = data.decode()
         except OSError as error:
             problems.append(f"code: `{file}` cannot be read: {error.strerror}")
         except UnicodeDecodeError as error:
@@ -201,6 +214,22 @@ def _notes(result: ToolResult) -> list[str]:
     return notes
 
 
+def _absolute(path: Path) -> Path:
+    try:
+        return path.absolute()
+    except FileNotFoundError as error:
+        raise InvalidSettings(
+            f"`{path}` is relative to a directory that is gone\nhint: give an absolute path"
+        ) from error
+
+
+def _print(text: str) -> None:
+    try:
+        typer.echo(text)
+    except OSError as error:
+        _fail(EXIT_OUR_FAULT, f"the output could not be written: {error.strerror}")
+
+
 def _say(text: str) -> None:
     typer.echo(f"sluicegate: {text}", err=True)
 
@@ -213,6 +242,11 @@ def _fail(status: int, *problems: str) -> NoReturn:
 
 def main() -> None:
     """The console script. An error that is nobody else's is ours: it gets a reference and exit status 3."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:  # closed: what is opened next would take its place, and be written to
+            os.open(os.devnull, os.O_RDWR)
     try:
         app()
     except Exception as error:

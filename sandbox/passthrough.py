@@ -25,6 +25,7 @@ class Passthrough:
         self._queued = 0
         self._lock = threading.Lock()
         self.dropped_bytes = 0
+        self.error: OSError | None = None
         self._thread = threading.Thread(target=self._write, daemon=True, name=f"passthrough {fd}")
         self._thread.start()
 
@@ -47,7 +48,8 @@ class Passthrough:
             while view:
                 try:
                     view = view[os.write(self._fd, view) :]
-                except OSError:
+                except OSError as error:
+                    self.error = error
                     self._on_gone()
                     return
             with self._lock:

@@ -155,6 +155,27 @@ def test_a_proxy_that_hangs_does_not_hang_the_call(fresh: Lab, outside: Outside)
     assert again.only["seen"] == 200
 
 
+def test_a_launcher_that_hangs_does_not_hang_the_call(fresh: Lab, outside: Outside) -> None:
+    """A stopped launcher cannot end the attempt, so it is ended itself, and with it the attempt."""
+    launcher = psutil.Process(fresh.launcher_pid)
+
+    def stop() -> None:
+        fresh.held()
+        launcher.suspend()
+
+    try:
+        run, _ = fresh.during(
+            f'report(seen=fetch("{fresh.hold_url}")["status"])\nwhile True: pass', stop, HOLDING, timeout=2
+        )
+    finally:
+        outside.local.release()
+    assert run.result.status == Status.ERROR
+    assert run.result.error is not None
+    assert run.result.error.code == "launcher_lost"
+    assert not launcher.is_running()
+    assert fresh.run("report(seen=1)").only["seen"] == 1
+
+
 def test_killing_the_launcher_kills_its_sandboxes(fresh: Lab, outside: Outside) -> None:
     """The launcher killed mid-run takes every sandbox with it, and the call ends by name."""
     inside: list[psutil.Process] = []

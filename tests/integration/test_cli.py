@@ -373,3 +373,68 @@ def mentions(process: psutil.Process, mark: str) -> bool:
         return any(mark in text for text in (*process.cmdline(), *process.environ().values()))
     except psutil.Error:
         return False
+
+
+def status_with(cli: Cli, redirections: str, *arguments: str) -> tuple[int, str]:
+    """The command's exit status and error output, run by a shell that redirects its streams."""
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirections}', "sh", *cli.arguments(*arguments)],
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=cli.environment, cwd=ROOT, text=True, timeout=100,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--code", "print(1)"], ["--json", "--code", "print(1)"]])
+def test_output_that_cannot_be_written_is_not_a_success(cli: Cli, arguments: list[str]) -> None:
+    status, errors = status_with(cli, ">/dev/full", *arguments)
+    assert status == 3
+    assert "the output could not be written: No space left on device" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_a_closed_stream_of_the_command_is_an_empty_one(cli: Cli, closed: str) -> None:
+    status, errors = status_with(cli, closed, "--code", "raise SystemExit(5)")
+    assert (status, errors) == (5, "")
+
+
+def test_the_command_ends_when_nobody_reads_its_output(cli: Cli) -> None:
+    command = [*cli.arguments("--timeout", "90", "--code", "while True: print('y')")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=cli.environment, cwd=ROOT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"y\n"
+    process.stdout.close()
+    assert process.wait(60) == 128 + 13
+
+
+def test_a_program_without_end_is_not_read_to_its_end(cli: Cli) -> None:
+    done = cli.run("/dev/zero")
+    assert done.returncode == 2
+    assert done.stderr == "sluicegate: code: `/dev/zero` has more than 100000 characters\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"SLUICEGATE_STATE_DIR": "relative"}, "`SLUICEGATE_STATE_DIR` is `'relative'`"),
+        ({"HOME": "", "XDG_STATE_HOME": ""}, "there is no state directory without a home"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_a_line(cli: Cli, environment: dict[str, str], said: str) -> None:
+    done = cli.run("--code", "print(1)", **environment)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "hint:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_relative_log_needs_a_directory_to_be_relative_to(cli: Cli) -> None:
+    gone = cli.home / "gone"
+    gone.mkdir()
+    script = f'cd "{gone}" && rmdir "{gone}" && exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *cli.command, "run", "--policy", str(cli.policy), "--audit-log", "a.jsonl", "--code", "1"],
+        env=cli.environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "is relative to a directory that is gone" in done.stderr

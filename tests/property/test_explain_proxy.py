@@ -18,7 +18,7 @@ import struct
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from proxy.destinations import Host, observe_host
 from proxy.explain import Step, explain, parse_target, verdict
-from proxy.network import Grant, Mode, RequestLayer, decide
+from proxy.network import Grant, Mode, Protocol, RequestLayer, decide
 from sandbox.narrowing import Refused, narrow
 from sandbox.policy_cases import Asked
 from sandbox.policy_file import InvalidPolicy, LoadedPolicy, parse_policy, to_yaml
@@ -465,8 +465,16 @@ def explained_as(grant: Grant, asking: Asking) -> str:
 
 
 def answers_at(grant: Grant, steps: tuple[Step, ...], layer: str | None) -> list[tuple[str, str | None]]:
-    """The reason and rule of every step at one layer, also where another one's denial keeps traffic from reaching it."""
-    decisions = [step.decision or decide(grant, step.request) for step in steps if step.request.layer == layer]
+    """The reason and rule of every step at one layer, also where another one's denial keeps traffic from reaching it.
+
+    A connection that is not reached could have been taken for raw TCP or, where that is not allowed, for HTTP.
+    """
+    decisions = []
+    for step in (step for step in steps if step.request.layer == layer):
+        if step.decision is not None:
+            decisions.append(step.decision)
+        else:
+            decisions += [decide(grant, replace(step.request, protocol=protocol)) for protocol in Protocol]
     return [(decision.reason.value, decision.rule) for decision in decisions]
 
 

@@ -19,7 +19,7 @@ A hook that raises ends its connection (`listeners.Handler`). Owns: the translat
 
 from __future__ import annotations
 
-import re
+import time
 from collections.abc import Coroutine
 from typing import Any, cast
 
@@ -31,14 +31,15 @@ from mitmproxy.proxy.context import Context
 from mitmproxy.proxy.layer import Layer
 from mitmproxy.proxy.layers import modes
 from mitmproxy.proxy.layers.http import HTTPMode
-from mitmproxy.proxy.layers.tls import ClientTLSLayer, ServerTLSLayer
+from mitmproxy.proxy.layers.tls import ServerTLSLayer
 from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from proxy import responses
 from proxy.attempts import Attempt, Connection, Exchange
 from proxy.destinations import Host, IPAddress, Unparsed, observe_authority, observe_host
+from proxy.headers import find_fault, names_another_target, remove_headers_for_us
 from proxy.http_layers import CLIENT_GAVE_UP, Advice, GuardedHttp
-from proxy.layers import FirstBytes, GuardedSocks5, GuardedTunnel, Refuse, starts_like_http
+from proxy.layers import FirstBytes, GuardedClientTls, GuardedSocks5, GuardedTunnel, Refuse, starts_like_http
 from proxy.listeners import attempt_of, connection_of, is_silent
 from proxy.network import Decision, Mode, Protocol, Reason, Request, RequestLayer, deny, inspects
 from proxy.resolver import ResolutionFailed, Resolved, Resolver, pin
@@ -47,13 +48,6 @@ _TLS_PORT = 443
 _SERVER_NAME = 0  # RFC 6066 section 3
 _HTTP_ALPN = (b"http/1.1", b"h2")
 _EXCHANGE = "sluicegate"
-_HEADERS_FOR_US = ("proxy-connection", "proxy-authorization")
-
-# RFC 9110 section 9.1: a method is a token. RFC 9112 section 3: a request line has no white space but its separators;
-# over HTTP/2 the parts come one by one, and any could have some.
-_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,40}\Z")
-_NOT_IN_TARGET = re.compile(rb"[\x00-\x20\x7f]")
-_NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class PolicyAddon:
@@ -62,7 +56,11 @@ class PolicyAddon:
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
         self._advice = Advice(
-            tunnel=self.tunnel, malformed=self.refuse_malformed, failed=self.answer_failure, relayed=self.count_relayed
+            tunnel=self.tunnel,
+            malformed=self.refuse_malformed,
+            failed=self.answer_failure,
+            relayed=self.count_relayed,
+            unfinished=self._note_unfinished,
         )
 
     # -- which layers a connection gets
@@ -88,6 +86,7 @@ class PolicyAddon:
         raw = attempt.judge_silently(Request(RequestLayer.CONNECT, host, port, Protocol.TCP))
         if raw.allowed:
             state.carried = Protocol.TCP
+            state.unfinished_since = None  # there the server may be the first to speak
         decision = attempt.judge(Request(RequestLayer.CONNECT, host, port, state.carried), state)
         if isinstance(host, Host):
             context.server.address = (host.text, port)
@@ -118,7 +117,7 @@ class PolicyAddon:
             pending.layer = self._http_or_refuse(context, state, data, inside_tls=True)
         elif data and starts_like_tls_record(data):
             server_tls = ServerTLSLayer(context)
-            server_tls.child_layer = ClientTLSLayer(context)
+            server_tls.child_layer = GuardedClientTls(context, self._note_no_hello, self._note_unfinished)
             pending.layer = server_tls
         elif data and data[0] == 0x16 and len(data) < 3:
             return
@@ -165,6 +164,7 @@ class PolicyAddon:
         """Bytes pass as they are. `ignore` keeps mitmproxy from storing every one of them."""
         state.opaque = True
         state.carried = Protocol.TCP
+        state.unfinished_since = None
         return layers.TCPLayer(context, ignore=True)
 
     # -- CONNECT
@@ -181,6 +181,7 @@ class PolicyAddon:
             flow.response = responses.refusal(decision, request, attempt.grant)
             return
         state.destination, state.port, state.carried = host, port, carried
+        self._note_unfinished_since(state, carried is Protocol.HTTP)
         if isinstance(host, Host):
             flow.request.data.host = host.text
         if not decision.allowed:
@@ -291,12 +292,7 @@ class PolicyAddon:
             return
         attempt.count(request, decision)
         state.open.add(exchange)
-        headers = flow.request.headers
-        if headers.get("upgrade", "").lower() == "h2c":
-            for name in ("upgrade", "connection", "http2-settings"):
-                headers.pop(name, None)
-        for name in _HEADERS_FOR_US:
-            headers.pop(name, None)
+        remove_headers_for_us(flow.request.headers)
         flow.request.stream = exchange.count_sent
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
@@ -348,10 +344,25 @@ class PolicyAddon:
 
     # -- what ends without a response from upstream
 
-    def _note_malformed(self, context: Context, why: str) -> None:
+    def _note_unfinished(self, context: Context, unfinished: bool) -> None:
+        """From when on the connection is waiting for the rest of something; `Handler` does not wait for ever."""
+        self._note_unfinished_since(connection_of(context.client), unfinished)
+
+    @staticmethod
+    def _note_unfinished_since(state: Connection, unfinished: bool) -> None:
+        if not unfinished:
+            state.unfinished_since = None
+        elif state.unfinished_since is None:
+            state.unfinished_since = time.monotonic()
+
+    def _note_no_hello(self, context: Context, why: str) -> None:
+        self._note_malformed(context, why, RequestLayer.TLS)
+
+    def _note_malformed(self, context: Context, why: str, where: RequestLayer = RequestLayer.HTTP) -> None:
         """Write that bytes were refused of which no request could be made."""
         attempt, state = attempt_of(context.client), connection_of(context.client)
-        request = Request(RequestLayer.HTTP, _destination(state), state.port, sni=_sni(context.client))
+        tls = where is RequestLayer.TLS
+        request = Request(where, _destination(state), state.port, tls=tls, sni=_sni(context.client))
         attempt.refuse(request, deny(Reason.MALFORMED_REQUEST, why), state)
 
     def refuse_malformed(self, context: Context, why: str) -> http.Response:
@@ -485,24 +496,13 @@ def http_request(flow: http.HTTPFlow, state: Connection) -> Request:
         path=_path(request),
         has_body=_has_body(request),
         upgrade="upgrade" in request.headers,
+        overrides=names_another_target(request.headers),
     )
 
 
-def find_fault(request: http.Request) -> str | None:
-    """Why a request must not be passed on though it could be parsed: another reader could see another one in it."""
-    if not _METHOD.match(request.data.method):
-        return "the method is not a token"
-    path = request.data.path
-    if _NOT_IN_TARGET.search(path) or not (path.startswith(b"/") or path == b"*"):
-        return "the target is not a path"
-    for _name, value in request.headers.fields:
-        if _NOT_IN_VALUE.search(value):
-            return "a header's value has a control character"
-    return None
-
-
 def _path(request: http.Request) -> str:
-    return request.path.partition("?")[0].partition("#")[0]
+    """What is judged, byte for byte as it is forwarded. A fragment is refused by `find_fault`."""
+    return request.path.partition("?")[0]
 
 
 def _has_body(request: http.Request) -> bool:

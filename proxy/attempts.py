@@ -26,6 +26,7 @@ from proxy.network import (
     decide,
     deny,
 )
+from proxy.shares import Share
 
 _SYNTHETIC = ipaddress.IPv4Network("198.18.0.0/15")  # benchmarking range, RFC 2544: nobody's on the internet
 _MAX_NAMES = 10_000
@@ -34,6 +35,10 @@ _MAX_AUDIT_LINES = 20_000
 _MAX_AUDIT_BYTES = 16 * 1024 * 1024  # a fortieth of the log with its rotated files
 _MAX_DESTINATIONS = 1_000
 _LOOKUPS_AT_ONCE = 8
+# What one attempt may make the proxy do, which is one thread for all: far above what a program that gets anything done
+# needs. What comes faster waits in the kernel, or is dropped there.
+_BURST = 512
+_PER_SECOND = 200
 
 
 @dataclass(slots=True)
@@ -87,6 +92,7 @@ class Connection:
     error: str | None = None
     dialled: bool = False
     refused_dial: Decision | None = None
+    unfinished_since: float | None = field(default_factory=time.monotonic)  # first bytes, a TLS handshake, a head
     upstreams: int = 0  # connections to servers that are open or being opened
     aborted: bool = False
     open: set[Exchange] = field(default_factory=set)
@@ -101,6 +107,8 @@ class Attempt:
         self.over = False
         self.lookups = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
         self.connections: dict[str, Connection] = {}
+        self.connects = Share(_BURST, _PER_SECOND)
+        self.queries = Share(_BURST, _PER_SECOND)
         self.allowed = 0
         self.denied = 0
         self._audit = audit
@@ -149,6 +157,18 @@ class Attempt:
         if sum(connection.upstreams for connection in self.connections.values()) <= 2 * self.grant.max_connections:
             return None
         return self._too_many("connections to servers")
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether its share of the log is full: then nothing of it is served any more."""
+        return self._log_full
+
+    def note_wait(self, share: Share, what: str, connection: Connection) -> None:
+        """Write that one of its shares is used up: of a burst the first time, the rest is not."""
+        if share.is_first_wait():
+            detail = f"the attempt has made {what} faster than {_PER_SECOND} a second: the rest has to wait"
+            decision = deny(Reason.LIMIT_EXCEEDED, detail)
+            self.refuse(Request(RequestLayer.CONNECT, Unparsed("", "")), decision, connection)
 
     def _too_many(self, what: str) -> Decision:
         return deny(Reason.LIMIT_EXCEEDED, f"the attempt has too many {what} open: {self.grant.max_connections} may be")

@@ -143,7 +143,9 @@ def read(path: Path, *, call_id: str | None = None, denied: bool = False) -> Ite
 
 
 def _wanted(fields: Mapping[str, object], call_id: str | None, *, denied: bool) -> bool:
-    return call_id in (None, fields.get("call_id")) and (not denied or fields.get("decision") == "deny")
+    if call_id is not None and not str(fields.get("call_id", "")).startswith(call_id):
+        return False
+    return not denied or fields.get("decision") == "deny"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,17 +47,23 @@ _MAX_UNREAD_BYTES = 256 * 1024  # a head or chunk line that does not end, or req
 
 # RFC 9112 sections 2.2 and 5, RFC 9110 section 5.5: a line ends in CRLF, is not continued, and has no other controls.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_OVERLAP_BYTES = 3  # of an end, `\r\n\r\n`, all but the last byte
+_EMPTY_LINES = re.compile(rb"(?:\r\n)*")
 _INTERIM = re.compile(rb"HTTP/1\.[01] 1(?!01)\d\d ")
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What the layers ask: which layer runs in a tunnel, what a refusal or failure is answered with; and tell."""
+    """What the layers ask: which layer runs in a tunnel, what a refusal or failure is answered with; and tell.
+
+    `unfinished` is told when a head has begun, and when it has ended.
+    """
 
     tunnel: Callable[[Context], Layer]
     malformed: Callable[[Context, str], http.Response]
     failed: Callable[[http.HTTPFlow, str], http.Response]
     relayed: Callable[[http.HTTPFlow, bool, int], None]
+    unfinished: Callable[[Context, bool], None]
 
 
 class _WithoutTrailers:
@@ -107,22 +113,19 @@ class GuardedHttp1(_Http1WithoutTrailers, Http1Server):
     def __init__(self, context: Context, advice: Advice) -> None:
         super().__init__(context)
         self._advice = advice
+        self._scanned = 0  # of the head that the buffer begins with
+        self._overlap = b""  # the last of these bytes
 
     def read_headers(self, event: events.ConnectionEvent) -> CommandGenerator[None]:
         if not isinstance(event, events.DataReceived):
             yield from super().read_headers(event)
             return
-        received = bytes(self.buf)
-        while received.startswith(b"\r\n"):  # RFC 9112 section 2.2: empty lines before a request are ignored
-            self.buf.maybe_extract_at_most(2)
-            received = received[2:]
-        end = received.find(b"\r\n\r\n")
-        head = received if end < 0 else received[:end]
-        if _AMBIGUOUS.search(head):
-            yield from self._refuse("the head of the request has a line or a character that no request has")
-        elif len(head) > MAX_HEAD_BYTES:
-            yield from self._refuse(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
-        elif end >= 0:
+        fault, ended = self._scan(event.data)
+        self._advice.unfinished(self.context, bool(self.buf) and not ended)
+        if fault is not None:
+            yield from self._refuse(fault)
+        elif ended:
+            self._scanned = 0
             for command in super().read_headers(event):
                 if self.state == self.read_headers and isinstance(command, commands.SendData):
                     # The parent's own answer.
@@ -130,9 +133,32 @@ class GuardedHttp1(_Http1WithoutTrailers, Http1Server):
                     return
                 yield command
 
+    def _scan(self, data: bytes) -> tuple[str | None, bool]:
+        """What is wrong with the head so far, and whether it has ended. Only what is new is looked at."""
+        overlap = self._overlap
+        if self._scanned <= _OVERLAP_BYTES or self._scanned + len(data) != len(self.buf):
+            data, overlap = bytes(self.buf), b""
+            # RFC 9112 section 2.2: empty lines before a request are ignored
+            if (empty := _EMPTY_LINES.match(data)) and empty.end():
+                self.buf.maybe_extract_at_most(empty.end())
+                data = data[empty.end() :]
+            self._scanned = 0
+        before = self._scanned - len(overlap)
+        piece = overlap + data
+        end = piece.find(b"\r\n\r\n")
+        # From the last byte that was looked at on: it may be the first half of what is searched for.
+        if _AMBIGUOUS.search(piece, max(len(overlap) - 1, 0), len(piece) if end < 0 else end):
+            return "the head of the request has a line or a character that no request has", False
+        self._scanned = before + len(piece)
+        self._overlap = piece[-_OVERLAP_BYTES:]
+        if (self._scanned if end < 0 else before + end) > MAX_HEAD_BYTES:
+            return f"the head of the request is larger than {MAX_HEAD_BYTES} bytes", False
+        return None, end >= 0
+
     def _refuse(self, why: str) -> CommandGenerator[None]:
         """Answer, and read on without keeping anything: a close at once could lose the answer on its way."""
         self.state = self.done
+        self._advice.unfinished(self.context, False)
         self.buf.maybe_extract_at_most(len(self.buf))
         yield commands.SendData(self.conn, http1.assemble_response(self._advice.malformed(self.context, why)))
         yield commands.CloseTcpConnection(self.conn, half_close=True)

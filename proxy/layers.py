@@ -2,6 +2,7 @@
 
 - `GuardedTunnel` and `GuardedSocks5` choose what runs inside a tunnel, where servers may speak first, and refuse it.
 - `FirstBytes` asks what a connection speaks also when its client is silent.
+- `GuardedClientTls` reads a ClientHello of bounded size, once.
 - `Refuse` ends a connection without a word.
 
 What is special about HTTP is in `proxy.http_layers`.
@@ -12,16 +13,109 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from mitmproxy.net.tls import starts_like_tls_record
 from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.context import Context
 from mitmproxy.proxy.layer import CommandGenerator, Layer
 from mitmproxy.proxy.layers import modes
+from mitmproxy.proxy.layers.tls import ClientTLSLayer
 
 type Tunnel = Callable[[Context], Layer]
 
 _FIRST_BYTES_SECONDS = 0.25  # a client that speaks first does so within one round trip, here on loopback
 _METHOD = re.compile(rb"[A-Z][A-Z-]{0,19}")
 _SOCKS_NOT_ALLOWED = b"\x05\x02\x00\x01\x00\x00\x00\x00\x00\x00"  # RFC 1928 section 6: not allowed by ruleset
+
+
+# A ClientHello has some 500 bytes, with post-quantum keys 2 KB, in one record or two.
+MAX_HELLO_BYTES = 64 * 1024
+MAX_HELLO_RECORDS = 16
+_MAX_RECORD_BYTES = 16 * 1024  # RFC 8446 section 5.1
+_RECORD_HEADER_BYTES = 5
+_HANDSHAKE_HEADER_BYTES = 4  # RFC 8446 section 4: type, and the length in three bytes
+_CLIENT_HELLO = 1
+
+
+class InvalidHello(ValueError):
+    """The bytes are no ClientHello, or none of a size that is read. The message says why."""
+
+
+class Hello:
+    """Collects the bytes of one ClientHello. What a byte costs does not grow with those that came before."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._message = bytearray()  # the records' contents
+        self._next = 0  # where the first record that is not whole yet begins
+        self._records = 0
+
+    def feed(self, data: bytes) -> bytes | None:
+        """All that was received, once the message is whole; None before. Raises `InvalidHello` as early as it can."""
+        self._received += data
+        while len(self._received) >= self._next + _RECORD_HEADER_BYTES:
+            start = self._next + _RECORD_HEADER_BYTES
+            header = bytes(self._received[self._next : start])
+            size = int.from_bytes(header[3:])
+            if not starts_like_tls_record(header) or not 0 < size <= _MAX_RECORD_BYTES:
+                raise InvalidHello("a TLS record of the handshake cannot be read")
+            if self._records >= MAX_HELLO_RECORDS:
+                raise InvalidHello(f"the TLS handshake begins with more than {MAX_HELLO_RECORDS} records")
+            if len(self._received) < start + size:
+                return None
+            self._records += 1
+            self._message += self._received[start : start + size]
+            self._next = start + size
+            if self._is_whole():
+                return bytes(self._received)
+        return None
+
+    def _is_whole(self) -> bool:
+        if self._message[0] != _CLIENT_HELLO:
+            raise InvalidHello("the TLS handshake does not begin with a ClientHello")
+        if len(self._message) < _HANDSHAKE_HEADER_BYTES:
+            return False
+        size = _HANDSHAKE_HEADER_BYTES + int.from_bytes(self._message[1:_HANDSHAKE_HEADER_BYTES])
+        if size > MAX_HELLO_BYTES:
+            raise InvalidHello(f"the ClientHello is larger than {MAX_HELLO_BYTES} bytes")
+        return len(self._message) >= size
+
+
+class GuardedClientTls(ClientTLSLayer):
+    """TLS with the code. Stock, it parses all records anew at each read, and waits for as many as the code declares.
+
+    `malformed` is told of what is no ClientHello; `unfinished`, whether the handshake is one that has still to end.
+    """
+
+    def __init__(
+        self, context: Context, malformed: Callable[[Context, str], None], unfinished: Callable[[Context, bool], None]
+    ) -> None:
+        super().__init__(context)
+        self._malformed = malformed
+        self._unfinished = unfinished
+        self._hello = Hello()
+
+    def receive_handshake_data(self, data: bytes) -> CommandGenerator[tuple[bool, str | None]]:
+        self._unfinished(self.context, True)
+        if not self.client_hello_parsed:
+            try:
+                whole = self._hello.feed(data)
+            except InvalidHello as error:
+                self._malformed(self.context, str(error))
+                return False, str(error)
+            if whole is None:
+                return False, None
+            data = whole
+        done, error_text = yield from super().receive_handshake_data(data)
+        if error_text is not None and not self.client_hello_parsed:
+            self._malformed(self.context, "the ClientHello cannot be read")
+        if done or error_text is not None:
+            self._unfinished(self.context, False)
+        return done, error_text
+
+    def receive_data(self, data: bytes) -> CommandGenerator[None]:
+        """What was read before a refused connection was closed still comes: stock, it would be decrypted by nothing."""
+        if self.conn.error is None:
+            yield from super().receive_data(data)
 
 
 class Refuse(Layer):
@@ -131,4 +225,4 @@ def starts_like_http(data: bytes) -> bool | None:
     return True if space else None
 
 
-__all__ = ["FirstBytes", "GuardedSocks5", "GuardedTunnel", "Refuse", "Tunnel", "starts_like_http"]
+__all__ = ["FirstBytes", "GuardedClientTls", "GuardedSocks5", "GuardedTunnel", "Refuse", "Tunnel", "starts_like_http"]

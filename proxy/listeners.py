@@ -14,6 +14,7 @@ import contextlib
 import logging
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -37,7 +38,10 @@ logger = logging.getLogger(__name__)
 type Hook = Callable[[Any], Any]
 
 _BACKLOG = 512
-_DATAGRAMS_AT_ONCE = 64
+# At one turn of the loop; then all others have theirs.
+_ACCEPTED_AT_ONCE = 4
+_DATAGRAMS_AT_ONCE = 8
+_ACCEPT_PAUSE_SECONDS = 1.0  # after an error that more of the same follows, such as too many open files
 _IP_PKTINFO = 8  # ip(7); the socket module names it from Python 3.14 on
 _IPV6_PKTINFO_BYTES = 20
 _MAX_UNSENT_BYTES = 1024 * 1024  # per connection and direction; then its other end is not read from
@@ -46,6 +50,8 @@ _HOOK_FAILED = "hook `%s` failed: the connection is closed"
 _PATIENCE_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 _DNS_IDLE_SECONDS = 30.0
+_UNFINISHED_SECONDS = 30.0  # for first bytes, a TLS handshake, a request's head: a round trip on loopback, in truth
+_WATCH_SECONDS = 2.0
 _LINGER_ZERO = struct.pack("ii", 1, 0)
 DNS_PORT = 53
 
@@ -96,6 +102,25 @@ class Handler(mode_servers.ProxyConnectionHandler):
         self._progress = asyncio.Event()
         self._pending: set[asyncio.Task[None]] = set()
         self._received_early = 0
+        self._heard = False
+        self._watch: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """End the connection when something that the client has begun does not end. Idle between requests it may be."""
+        if self.ended:
+            return
+        state = connection_of(self.client)
+        since = state.unfinished_since
+        if since is not None and time.monotonic() - since > _UNFINISHED_SECONDS:
+            host = state.destination if state.destination is not None else Unparsed("", "no destination is known")
+            detail = f"nothing that could be judged has come within {_UNFINISHED_SECONDS:g} seconds"
+            self.abort()
+            if self._heard:
+                attempt_of(self.client).refuse(
+                    Request(RequestLayer.CONNECT, host, state.port), deny(Reason.LIMIT_EXCEEDED, detail), state
+                )
+            return
+        self._watch = asyncio.get_running_loop().call_later(_WATCH_SECONDS, self.watch)
 
     async def handle_hook(self, hook: commands.StartHook) -> None:
         """Run a hook of mitmproxy's own handler: about the client connection's ends, and about server connections."""
@@ -196,6 +221,7 @@ class Handler(mode_servers.ProxyConnectionHandler):
         await self._progress.wait()
 
     def received_from_client(self, size: int) -> None:
+        self._heard = True
         self._received_early = self._received_early + size if self._opening() else 0
 
     def _opening(self) -> bool:
@@ -230,6 +256,8 @@ class Handler(mode_servers.ProxyConnectionHandler):
     def finish(self) -> None:
         """Let nothing follow: a hook that still waits will not go on, and no event reaches the layers."""
         self.ended = True
+        if self._watch is not None:
+            self._watch.cancel()
         for task in self._pending:
             task.cancel()
         self._progress.set()
@@ -249,6 +277,9 @@ class Guard:
         return self._top.context
 
     def handle_event(self, event: events.Event) -> CommandGenerator[None]:
+        if attempt_of(self._client).exhausted:
+            self._handler.abort()
+            return
         waiting = deque([event])
         while waiting:
             event = waiting.popleft()
@@ -288,21 +319,75 @@ class AttemptServer(mode_servers.ServerInstance[AttemptMode]):
         self._sock = sock
         self._hooks = hooks
         self._top = top
-        self._server: asyncio.Server | None = None
+        self._running = False
+        self._resume: asyncio.TimerHandle | None = None
+        self._arriving: set[asyncio.Task[None]] = set()
         self._aborts: dict[asyncio.Task[Any], Callable[[], None]] = {}
 
     @property
     def is_running(self) -> bool:
-        return self._server is not None
+        return self._running
 
     async def _start(self) -> None:
-        self._server = await asyncio.start_server(self.handle_stream, sock=self._sock, backlog=_BACKLOG)
+        """Accept by ourselves: asyncio's server accepts as many at once, and as often, as there are."""
+        self._sock.setblocking(False)
+        self._sock.listen(_BACKLOG)
+        self._running = True
+        self._accept_again()
+
+    def _accept_again(self) -> None:
+        self._resume = None
+        asyncio.get_running_loop().add_reader(self._sock.fileno(), self._acceptable)
+
+    def _pause(self, seconds: float) -> None:
+        """Let who connects wait in the backlog, which costs nobody anything."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._sock.fileno())
+        self._resume = loop.call_later(seconds, self._accept_again)
+
+    def _acceptable(self) -> None:
+        attempt = self.mode.attempt
+        for _ in range(_ACCEPTED_AT_ONCE):
+            if wait := attempt.connects.wait():
+                attempt.note_wait(attempt.connects, "connections", Connection(self.mode.kind))
+                self._pause(wait)
+                return
+            try:
+                sock, _peer = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                logger.error("no connection can be accepted: %s", error)
+                self._pause(_ACCEPT_PAUSE_SECONDS)
+                return
+            attempt.connects.take()
+            if attempt.over or attempt.exhausted or not attempt.admit(Connection(self.mode.kind)):
+                _reset_socket(sock)
+                continue
+            task = asyncio.get_running_loop().create_task(self._arrive(sock))
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+
+    async def _arrive(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        reader = asyncio.StreamReader(loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, self.handle_stream, loop=loop)
+        try:
+            await loop.connect_accepted_socket(lambda: protocol, sock)
+        except OSError:
+            sock.close()
 
     async def _stop(self) -> None:
         """Accept no more, end what is open, and return when it has ended."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._running:
+            self._running = False
+            if self._resume is not None:
+                self._resume.cancel()
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            self._sock.close()
+        if self._arriving:
+            await asyncio.wait(set(self._arriving), timeout=_STOP_SECONDS)
         serving = dict(self._aborts)
         for abort in serving.values():
             abort()
@@ -342,6 +427,7 @@ class AttemptServer(mode_servers.ServerInstance[AttemptMode]):
             if top is None:
                 reset(writer)
                 return
+            handler.watch()
             handler.layer = cast(Layer, Guard(top, handler, state.upstream))
             with self._proxyserver.register_connection(handler.client.id, handler):
                 await handler.handle_client()
@@ -361,7 +447,11 @@ async def _serve_dns(
         while True:
             async with asyncio.timeout(_DNS_IDLE_SECONDS):
                 size = int.from_bytes(await reader.readexactly(2))
-                response = answer(attempt, state, await reader.readexactly(size))
+                query = await reader.readexactly(size)
+                if wait := attempt.queries.take():
+                    attempt.note_wait(attempt.queries, "DNS queries", state)
+                await asyncio.sleep(wait)  # also when it is 0: what has been read already is not waited for
+                response = answer(attempt, state, query)
                 if response is None:
                     return
                 writer.write(len(response).to_bytes(2) + response)
@@ -372,10 +462,18 @@ async def _serve_dns(
 
 def reset(writer: asyncio.StreamWriter) -> None:
     """Close so that the client sees a reset at once, rather than a connection that says nothing."""
-    sock = cast(socket.socket, writer.get_extra_info("socket"))
+    _do_not_linger(cast(socket.socket, writer.get_extra_info("socket")))
+    writer.transport.abort()
+
+
+def _reset_socket(sock: socket.socket) -> None:
+    _do_not_linger(sock)
+    sock.close()
+
+
+def _do_not_linger(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
-    writer.transport.abort()
 
 
 class DnsDatagrams:
@@ -385,21 +483,40 @@ class DnsDatagrams:
         sock.setblocking(False)
         self._sock = sock
         self._attempt = attempt
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
+        self._resume: asyncio.TimerHandle | None = None
+        self._read_again()
+
+    def _read_again(self) -> None:
+        self._resume = None
+        asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
+
+    def _pause(self, seconds: float) -> None:
+        """Let what is sent wait in the socket's buffer; what does not fit is dropped there."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._sock.fileno())
+        self._resume = loop.call_later(seconds, self._read_again)
 
     def close(self) -> None:
+        if self._resume is not None:
+            self._resume.cancel()
         if self._sock.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
             self._sock.close()
 
     def _readable(self) -> None:
+        attempt = self._attempt
         for _ in range(_DATAGRAMS_AT_ONCE):
+            if wait := attempt.queries.wait():
+                attempt.note_wait(attempt.queries, "DNS queries", Connection("dns-udp"))
+                self._pause(wait)
+                return
             try:
                 query, ancillary, _flags, peer = self._sock.recvmsg(4096, socket.CMSG_SPACE(_IPV6_PKTINFO_BYTES))
             except OSError:
                 return
+            attempt.queries.take()
             try:
-                response = answer(self._attempt, Connection(protocol="dns-udp"), query)
+                response = answer(attempt, Connection("dns-udp"), query)
             except Exception:
                 logger.exception("a DNS query could not be judged: it is refused")
                 response = fail(query)

@@ -233,7 +233,8 @@ class Request:
 
     `host` is the destination: the name or address asked for, never what the payload claims. `claims` are the names
     that the payload carries (Host, `:authority`, absolute request target), each with the port it states, if any.
-    `path` is the raw path, without the query. `address` is set at the dial: one resolved address.
+    `path` is the raw path, without the query. `overrides`: a header asks the server to take the request for one of
+    another method or path. `address` is set at the dial: one resolved address.
     """
 
     layer: RequestLayer
@@ -247,6 +248,7 @@ class Request:
     path: str | None = None
     has_body: bool = False
     upgrade: bool = False
+    overrides: bool = False
     address: IPAddress | None = None
     address_class: AddressClass | None = None  # as an effect sees it (`own`); None: classify here
 
@@ -347,13 +349,18 @@ def _denied_by(rules: tuple[Rule, ...], host: Host, request: Request) -> Rule | 
         if narrowed and request.protocol is not Protocol.TCP:
             if request.layer is not RequestLayer.HTTP:
                 continue
-            # Some servers read `post` as POST, and a method that is not known could be any.
-            if rule.methods is not None and request.method is not None and request.method.upper() not in rule.methods:
-                continue
-            if rule.paths is not None and not path_denied(rule.paths, request.path):
+            if not request.overrides and not _could_be(rule, request):
                 continue
         return rule
     return None
+
+
+def _could_be(rule: Rule, request: Request) -> bool:
+    """Whether some server could take the request for one that the deny rule names by method and path."""
+    # Some servers read `post` as POST, and a method that is not known could be any.
+    if rule.methods is not None and request.method is not None and request.method.upper() not in rule.methods:
+        return False
+    return rule.paths is None or path_denied(rule.paths, request.path)
 
 
 def _decide_unrestricted(grant: Grant, request: Request) -> Decision:
@@ -426,6 +433,9 @@ def _refusal(grant: Grant, rule: Rule, host: Host, request: Request) -> Decision
         if request.method not in rule.methods:
             detail = f"only {allowed} are allowed at `{host}`, not {_shown(request.method)}"
             return deny(Reason.METHOD_NOT_ALLOWED, detail, rule.id)
+        if request.overrides:
+            detail = f"a rule with methods for `{host}` allows no header that names another method or path"
+            return deny(Reason.METHOD_NOT_ALLOWED, detail, rule.id)
         if SAFE_METHODS.issuperset(rule.methods):
             if request.upgrade:
                 return deny(Reason.METHOD_NOT_ALLOWED, f"a read-only rule for `{host}` allows no upgrade", rule.id)
@@ -434,6 +444,9 @@ def _refusal(grant: Grant, rule: Rule, host: Host, request: Request) -> Decision
     if rule.paths is not None and not path_allowed(rule.paths, request.path):
         allowed = ", ".join(rule.paths)
         return deny(Reason.PATH_NOT_ALLOWED, f"this path of `{host}` is not allowed, only {allowed}", rule.id)
+    if rule.paths is not None and request.overrides:
+        detail = f"a rule with paths for `{host}` allows no header that names another method or path"
+        return deny(Reason.PATH_NOT_ALLOWED, detail, rule.id)
     return None
 
 

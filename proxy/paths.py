@@ -40,23 +40,43 @@ def normalise_path(path: str | None) -> str | None:
 
 
 def path_allowed(patterns: tuple[str, ...], path: str | None) -> bool:
-    """Whether the path is certainly one of these."""
+    """Whether the path is certainly one of these.
+
+    It must match also as read by a server that ends a path at a decoded `?` or `#`, or a segment at its parameters
+    (`;x`), unless the pattern has that mark itself.
+    """
     normal = normalise_path(path)
-    return normal is not None and any(_compiled(pattern).matches(normal) for pattern in patterns)
+    if normal is None:
+        return False
+    return any(
+        _compiled(pattern).matches(normal) and _compiled(pattern).matches(_shortened(normal, pattern))
+        for pattern in patterns
+    )
 
 
 def path_denied(patterns: tuple[str, ...], path: str | None) -> bool:
     """Whether the path could be one of these on some server.
 
     Held to match: what has no normal form, what differs in case or by compatibility characters, and what matches once
-    the parameters (`;x`) or the trailing dots and spaces of its segments are taken away.
+    it is cut at a decoded `?` or `#`, or the parameters (`;x`) or the trailing dots and spaces of its segments are
+    taken away.
     """
     normal = normalise_path(path)
     if normal is None:
         return True
     folded = _fold(normal)
-    bare = "/".join(segment.split(";")[0].rstrip(" .") for segment in folded.split("/"))
-    return any(_compiled(_fold(pattern)).matches(text) for pattern in patterns for text in {folded, bare})
+    texts: set[str] = set()
+    for text in (folded, _shortened(folded, ";")):
+        texts |= {text, "/".join(segment.split(";")[0].rstrip(" .") for segment in text.split("/"))}
+    return any(_compiled(_fold(pattern)).matches(text) for pattern in patterns for text in texts)
+
+
+def _shortened(path: str, pattern: str) -> str:
+    """The path without what some servers do not count as one, but for the marks that the pattern itself has."""
+    for mark in "?#":
+        if mark not in pattern:
+            path = path.partition(mark)[0]
+    return path if ";" in pattern else "/".join(segment.partition(";")[0] for segment in path.split("/"))
 
 
 def _ambiguous(path: str) -> bool:

@@ -35,23 +35,28 @@ LogFile = Annotated[
 @app.command("show")
 def show_command(
     file: LogFile = None,
-    call: Annotated[str | None, typer.Option("--call", metavar="ID", help="Only the events of this call.")] = None,
+    call: Annotated[
+        str | None,
+        typer.Option("--call", metavar="ID", help="Only the events of this call; the beginning of its id will do."),
+    ] = None,
     denied: Annotated[bool, typer.Option("--denied", help="Only denials.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The events as JSON lines.")] = False,
 ) -> None:
     """Show the events, oldest first, one line each. Lines that can't be read are named on the error output."""
     try:
         path = _path(file)
-        damaged = 0
+        shown = 0
         for entry in read(path, call_id=call, denied=denied):
+            shown += 1
             if isinstance(entry, BadLine):
-                damaged += 1
                 _say(sys.stderr, f"warning: {clean_text(str(entry), 4096)}")
             elif as_json:
                 _say(sys.stdout, _json(dict(entry.fields)))
             else:
                 _say(sys.stdout, format_line(entry.fields))
         sys.stdout.flush()
+        if call is not None and not shown:
+            _say(sys.stderr, f"no event of a call `{clean_text(call)}`: give its id, or how it begins")
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

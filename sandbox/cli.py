@@ -18,6 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from proxy.control import ProxyUnavailable
+from sandbox import results
 from sandbox.audit_commands import app as audit_app
 from sandbox.contract import MAX_CODE_CHARS, CodeCall, InvalidCall, Status, ToolResult, parse_call
 from sandbox.doctor import examine
@@ -64,13 +65,15 @@ def run(
         call = parse_call(_call_data(file, code, allow_network, domain, unrestricted, timeout, memory_mib, env))
         result = asyncio.run(_run(call, policy or default_policy_path(), audit_log, passthrough=not as_json))
     except InvalidCall as error:
-        _fail(EXIT_INVALID, *error.problems)
+        _refuse(EXIT_INVALID, "invalid_call", error.problems, as_json=as_json)
     except InvalidPolicy as error:
-        _fail(EXIT_INVALID, str(error))
-    except (IsolationUnavailable, ProxyUnavailable) as error:
-        _fail(EXIT_OUR_FAULT, str(error))
+        _refuse(EXIT_INVALID, "invalid_policy", [str(error)], as_json=as_json)
     except InvalidSettings as error:
-        _fail(EXIT_INVALID, str(error))
+        _refuse(EXIT_INVALID, "invalid_settings", [str(error)], as_json=as_json)
+    except IsolationUnavailable as error:
+        _refuse(EXIT_OUR_FAULT, "isolation_unavailable", [str(error)], as_json=as_json)
+    except ProxyUnavailable as error:
+        _refuse(EXIT_OUR_FAULT, "proxy_unavailable", [str(error)], as_json=as_json)
     except _Stopped as stopped:
         if stopped.error is not None and not isinstance(stopped.error, BrokenPipeError):
             _fail(EXIT_OUR_FAULT, f"the output could not be written: {stopped.error.strerror}")
@@ -212,6 +215,13 @@ def _notes(result: ToolResult) -> list[str]:
     if len(denied) > 5:
         notes.append(f"denied {len(denied) - 5} more destinations; see the audit log")
     return notes
+
+
+def _refuse(status: int, code: str, problems: list[str], *, as_json: bool) -> NoReturn:
+    """Say why there is no result, with `--json` also in the form of one."""
+    if as_json:
+        _print(results.without_attempt("", "", code, "; ".join(problems)).model_dump_json(indent=2))
+    _fail(status, *problems)
 
 
 def _absolute(path: Path) -> Path:

@@ -76,25 +76,27 @@ class CodeCall(BaseModel):
     @field_validator("env")
     @classmethod
     def _env_is_settable(cls, env: dict[str, str]) -> dict[str, str]:
+        faults = []
         for name, value in env.items():
             if not _ENV_NAME.match(name):
-                raise ValueError(f"`{name[:80]!a}` is not a variable name: letters, digits and `_`, no digit first")
-            if name.upper() in RESERVED_ENV or name.upper().startswith(RESERVED_ENV_PREFIXES):
-                raise ValueError(f"`{name}` is set by sluicegate and cannot be given")
-            if "\0" in value or len(value) > MAX_ENV_CHARS or not _encodable(value):
-                raise ValueError(f"the value of `{name}` is not text of at most {MAX_ENV_CHARS} characters without NUL")
+                faults.append(f"`{name[:80]!a}` is not a variable name: letters, digits and `_`, no digit first")
+            elif name.upper() in RESERVED_ENV or name.upper().startswith(RESERVED_ENV_PREFIXES):
+                faults.append(f"`{name}` is set by sluicegate and cannot be given")
+            elif "\0" in value or len(value) > MAX_ENV_CHARS or not _encodable(value):
+                faults.append(f"the value of `{name}` is not text of at most {MAX_ENV_CHARS} characters without NUL")
+        if faults:
+            raise ValueError("; ".join(faults))
         return env
 
     @field_validator("domains")
     @classmethod
     def _domains_are_names(cls, domains: list[str] | None) -> list[str] | None:
+        faults = []
         for place, domain in enumerate(domains or []):
-            try:
-                host = parse_host(domain)
-            except InvalidHost as error:
-                raise ValueError(f"[{place}] `{domain[:80]}` is not a host name: {error}") from error
-            if host.address is not None:
-                raise ValueError(f"[{place}] `{domain[:80]}` is an address where a host name belongs")
+            if (fault := _domain_fault(domain)) is not None:
+                faults.append(f"[{place}] `{domain[:80]}` {fault}")
+        if faults:
+            raise ValueError("; ".join(faults))
         return domains
 
     @model_validator(mode="after")
@@ -114,6 +116,23 @@ RESERVED_ENV = frozenset(
     }
 )  # fmt: skip
 RESERVED_ENV_PREFIXES = ("LD_", "SLUICEGATE_", "MITMPROXY_")
+
+
+def _domain_fault(text: str) -> str | None:
+    """Why a text is no domain that a call can name, with the form to write; None when it is one."""
+    _, scheme, rest = text.partition("://")
+    if scheme:
+        return f"is a URL; write the host alone: `{rest.partition('/')[0].partition(':')[0]}`"
+    name, colon, port = text.partition(":")
+    if colon and port.isdigit():
+        return f"has a port; write the host alone: `{name}` (which ports are allowed is the policy's to say)"
+    if text.startswith("*."):
+        return f"has a wildcard; write `{text[2:]}`, which covers its subdomains"
+    try:
+        host = parse_host(text)
+    except InvalidHost as error:
+        return f"is not a host name: {error}"
+    return "is an address where a host name belongs" if host.address is not None else None
 
 
 def _encodable(text: str) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from proxy.audit import AuditUnavailable
 from proxy.control import ProxyUnavailable
 from proxy.network import Mode
 from sandbox import narrowing, results
@@ -27,6 +28,7 @@ from sandbox.interpreters import this_interpreter
 from sandbox.isolation.client import IsolationUnavailable
 from sandbox.narrowing import Refused
 from sandbox.policy_file import LoadedPolicy, load_policy
+from sandbox.refusals import record_refusal
 from sandbox.registries import RegistryRules, resolve_registries
 from sandbox.runtimes import python
 from sandbox.settings import Settings
@@ -45,6 +47,7 @@ class Executor:
         self._backend = Backend(
             self.settings, audit_path=self.audit_path, upstream_ca_file=self.policy.policy.network.upstream.ca_file
         )
+        self._entered = False
         self._registries: RegistryRules | None = None
         self._interpreter = this_interpreter()
         self._packages = None if self.settings.python_packages is None else str(self.settings.python_packages)
@@ -57,11 +60,13 @@ class Executor:
         except BaseException:
             await self._backend.close()
             raise
+        self._entered = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._entered = False
         await asyncio.shield(self._backend.close())
 
     @property
@@ -76,8 +81,10 @@ class Executor:
         """Answer one call. Whatever happens inside is in the result; the sinks see the output's bytes as they come.
 
         Raises only what is this side's fault and no attempt's: `InvalidPolicy` when the registries that the policy
-        leaves to the language's client cannot be found out.
+        leaves to the language's client cannot be found out, `RuntimeError` outside the executor's `async with`.
         """
+        if not self._entered:
+            raise RuntimeError("an `Executor` runs calls inside its `async with` statement only")
         call_id = f"call-{secrets.token_hex(8)}"
         attempt_id = f"{call_id}.1"
         try:
@@ -87,7 +94,7 @@ class Executor:
                 language=call.language, allow_network=call.allow_network, domains=call.domains,
             )  # fmt: skip
         except Refused as refused:
-            return results.without_attempt(call_id, _mode_asked(call), "policy_refused", str(refused))
+            return await self._refuse(call_id, call, refused)
         spec = AttemptSpec(
             plan=python.plan(
                 self._interpreter, call_id=call_id, attempt=1, memory_bytes=limits.memory_bytes,
@@ -110,6 +117,14 @@ class Executor:
                 return results.without_attempt(call_id, grant.mode.value, "proxy_unavailable", str(error))
             outcome = await run_attempt(spec, pool, proxy)
         return results.from_outcome(call_id, grant.mode, outcome, memory_method=pool.launcher.memory_method)
+
+    async def _refuse(self, call_id: str, call: CodeCall, refused: Refused) -> ToolResult:
+        message = str(refused)
+        try:
+            await asyncio.to_thread(record_refusal, self.audit_path, self.policy, call_id, call, refused)
+        except AuditUnavailable as error:
+            message += f"\nthis refusal is not in the audit log: {error}"
+        return results.without_attempt(call_id, _mode_asked(call), "policy_refused", message)
 
     async def _registries_for(self, call: CodeCall) -> RegistryRules | None:
         """The language's registries, asked for once and only by a call that needs them."""

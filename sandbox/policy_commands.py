@@ -24,6 +24,7 @@ from sandbox.policy_file import (
     policy_schema,
     read_policy_text,
 )
+from sandbox.policy.problems import shown
 from sandbox.registries import RegistryRules, resolve_registries
 
 EXIT_NO = 1
@@ -63,6 +64,10 @@ def explain_command(
     """Say what the proxy would do with a request, layer by layer. No name is looked up and nothing is sent."""
     loaded = _load(policy or default_policy_path())
     asked = _asked(allow_network, domain, unrestricted, language)
+    if method != method.upper():
+        _fail(
+            f"`{shown(method)}` is no method: methods are in capitals\nhint: write `--method {shown(method.upper())}`"
+        )
     try:
         parsed = parse_target(target)
     except InvalidTarget as error:

@@ -88,6 +88,8 @@ def rules_from_client(facts: PythonClientFacts) -> RegistryRules:
     pip = f"pip {facts.pip_version} of `{facts.interpreter}`"
     if facts.no_index:
         raise _unknown(f"{pip} is configured to use no index (`no-index`)", _BY_HAND)
+    if not facts.index.lower().startswith(("http://", "https://")):
+        raise _unknown(f"the index that {pip} is configured for is no web address", _BY_HAND)
     try:
         index, built_in = parse_index(facts.index), parse_index(facts.default_index)
     except InvalidIndex as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ class SyncExecutor:
         self._runner = asyncio.Runner()
         self._policy, self._settings = policy, settings
         self._executor: Executor | None = None
+        self._turn = threading.Lock()
 
     def __enter__(self) -> Self:
         try:
@@ -45,8 +47,9 @@ class SyncExecutor:
         return self._executor
 
     def run(self, call: CodeCall, *, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None) -> ToolResult:
-        """See `Executor.run`."""
-        return self._runner.run(self.executor.run(call, stdout_sink=stdout_sink, stderr_sink=stderr_sink))
+        """See `Executor.run`. Threads may share one; their calls then run one after the other."""
+        with self._turn:
+            return self._runner.run(self.executor.run(call, stdout_sink=stdout_sink, stderr_sink=stderr_sink))
 
     async def _open(self) -> Executor:
         return await Executor(self._policy, settings=self._settings).__aenter__()

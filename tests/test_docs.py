@@ -121,7 +121,8 @@ def test_every_code_of_a_result_is_explained_with_its_status_and_no_other() -> N
     made = codes_in_the_code()
     assert len(made) >= 10
     explained = {cells[0].strip("`"): cells[1].strip("`") for cells in rows(section(RESULTS, "## Codes"))[1:]}
-    assert explained.pop(InvalidCall.code) == "–"
+    for refused_before in (InvalidCall.code, "invalid_policy", "invalid_settings"):
+        assert explained.pop(refused_before) == "–"
     assert explained.pop("exit") == "error"
     assert made.pop("exit") in ("success", "error")
     assert explained == made

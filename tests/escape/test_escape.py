@@ -161,7 +161,7 @@ report(leaked=leaked)
 
 
 def test_the_callers_environment_is_not_seen(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret in the environment of the executor is in no process's environment or arguments inside. (execution 26)"""
+    """A secret in the environment of the executor is in no process's environment or arguments inside."""
     half, rest = "secret", secrets.token_hex(8)  # joined inside only, so that the probe does not find itself
     monkeypatch.setenv("CANARY_SECRET", half + rest)
     probe = f"""
@@ -192,7 +192,7 @@ report(leaked=leaked)
 
 @pytest.mark.parametrize("kind", ["path", "abstract"])
 def test_host_sockets_are_not_reached(confined: Confined, kind: str) -> None:
-    """No unix socket of the host's can be connected to, by path or by abstract name. (egress 28)"""
+    """No unix socket of the host's can be connected to, by path or by abstract name."""
     with tempfile.TemporaryDirectory(prefix="sg-") as directory, socket.socket(socket.AF_UNIX) as listener:
         os.chmod(directory, 0o755)
         name = f"{directory}/x.sock" if kind == "path" else f"\0{directory}"
@@ -250,7 +250,7 @@ report(leaked=leaked)
 
 
 def test_there_is_no_capability(confined: Confined) -> None:
-    """Every capability set is empty, privileges cannot be gained, and a system call filter is on. (egress 31)"""
+    """Every capability set is empty, privileges cannot be gained, and a system call filter is on."""
     probe = """
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines() if ":" in line)
 leaked = [f"{name}={status[name].strip()}" for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb") if int(status[name], 16)]
@@ -274,7 +274,7 @@ def test_every_namespace_is_its_own(confined: Confined) -> None:
 
 
 def test_no_namespace_can_be_made_or_joined(confined: Confined) -> None:
-    """unshare, clone, setns and mount fail, as system calls and by the tools. (egress 31)"""
+    """unshare, clone, setns and mount fail, as system calls and by the tools."""
     probe = """
 import ctypes, subprocess
 libc = ctypes.CDLL(None, use_errno=True)
@@ -322,7 +322,7 @@ report(leaked=leaked)
 
 
 def test_the_network_cannot_be_changed(confined: Confined, outside: Outside) -> None:
-    """Routes, rules, addresses and interfaces stay as they are, and traffic stays captured after the attempt. (egress 31)"""
+    """Routes, rules, addresses and interfaces stay as they are, and traffic stays captured after the attempt."""
     probe = """
 import fcntl, subprocess
 leaked = []
@@ -410,7 +410,7 @@ SOCKETS = {
 
 
 def test_only_common_sockets_can_be_made(confined: Confined) -> None:
-    """Raw, packet, ping, vsock, crypto, netlink and rare transport sockets cannot be made. (egress 29)"""
+    """Raw, packet, ping, vsock, crypto, netlink and rare transport sockets cannot be made."""
     probe = f"""
 leaked = []
 for name, (family, kind, protocol) in {{name: tuple(map(int, t)) for name, t in {SOCKETS!r}.items()}}.items():
@@ -442,7 +442,7 @@ SYSCALLS = {
 
 
 def test_dangerous_system_calls_are_refused(confined: Confined) -> None:
-    """Each is refused by the filter before it looks at its arguments. (egress 29)"""
+    """Each is refused by the filter before it looks at its arguments."""
     numbers = SYSCALLS.get(platform.machine())
     if numbers is None:
         pytest.skip("the numbers of this machine's system calls are not listed")
@@ -598,7 +598,7 @@ report(writable=writable, mounts=mounts, device=device, dev=sorted(os.listdir("/
 
 
 def test_a_set_user_id_program_gains_nothing(confined: Confined) -> None:
-    """No program that the host trusts raises the code's privileges. (egress 31)"""
+    """No program that the host trusts raises the code's privileges."""
     run = confined(
         """
 import subprocess

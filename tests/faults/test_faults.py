@@ -71,10 +71,7 @@ report(after=[
 
 
 def test_without_the_proxy_there_is_no_network(fresh: Lab, outside: Outside) -> None:
-    """The proxy killed mid-run: nothing the code tries afterwards arrives, and the result does not look like success of it.
-
-    (egress 46)
-    """
+    """The proxy killed mid-run: nothing the code tries afterwards arrives, and the result does not look like success of it."""
     code = PROBE_AFTER.replace("HOLD", fresh.hold_url)
     counted: list[int] = []
 
@@ -237,7 +234,7 @@ def test_killing_bubblewrap_kills_the_sandbox(fresh: Lab, outside: Outside) -> N
 
 
 def test_a_log_that_cannot_be_written_denies_all_traffic(outside: Outside) -> None:
-    """The log's file system is full: every request is denied from then on, and the reason says so. (egress 56)"""
+    """The log's file system is full: every request is denied from then on, and the reason says so."""
     with tempfile.TemporaryDirectory(prefix="sg-") as directory:
         root = Path(directory)
         logs = root / "logs"
@@ -301,7 +298,7 @@ def _run(executor: SyncExecutor, call: CodeCall) -> ToolResult | None:
 
 @pytest.mark.parametrize("target", ["/dev/full", "a directory", "below a file"])
 def test_a_log_that_cannot_be_opened_lets_nothing_run_unlogged(outside: Outside, target: str) -> None:
-    """A log path that can take no line refuses at the start or denies: nothing arrives outside. (egress 56)"""
+    """A log path that can take no line refuses at the start or denies: nothing arrives outside."""
     with tempfile.TemporaryDirectory(prefix="sg-") as directory:
         root = Path(directory)
         policy = root / "policy.yaml"
@@ -391,7 +388,7 @@ STAGES = ["at once", "with a child", "with the proxy", "in the code", "in a requ
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_nothing_survives_the_killed_command(start: Start, outside: Outside, stage: str) -> None:
-    """SIGKILL of the whole command, at any stage, ends every process that it started. (execution 3; egress 51; leak table)"""
+    """SIGKILL of the whole command, at any stage, ends every process that it started."""
     outside.forget()
     code = (
         PRELUDE
@@ -455,7 +452,7 @@ def test_a_signal_to_the_command_ends_everything(start: Start, outside: Outside,
 
 
 def test_after_many_kills_several_at_once_still_work(start: Start, outside: Outside) -> None:
-    """Killed over and over, then several commands at once under different grants: no leftover, no cross-talk. (egress 51)"""
+    """Killed over and over, then several commands at once under different grants: no leftover, no cross-talk."""
     started: list[psutil.Process] = []
     first = start("print('running', flush=True)\nwhile True: pass", "--timeout", "100")
     home = first.home
@@ -495,7 +492,7 @@ def test_after_many_kills_several_at_once_still_work(start: Start, outside: Outs
 
 
 def test_a_changed_policy_file_does_not_change_a_running_executor(fresh: Lab, outside: Outside) -> None:
-    """The policy is what was read at the start: a broken or an opened file later opens nothing. (egress 20)"""
+    """The policy is what was read at the start: a broken or an opened file later opens nothing."""
     for text in ("{ broken", "version: 1\nname: open\nnetwork: {modes: [unrestricted]}\n", ""):
         fresh.policy.write_text(text)
         with outside.silence():

@@ -87,7 +87,7 @@ body = subprocess.run(["curl", "-sSf", "--socks5-hostname", proxy, URL], check=T
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_client_works_as_it_comes(lab: Lab, outside: Outside, client: str, scheme: str) -> None:
-    """Each client fetches and, over TLS, verifies through our authority, with no setting of the user's. (egress 15, 36, 37)"""
+    """Each client fetches and, over TLS, verifies through our authority, with no setting of the user's."""
     if client == "curl-socks5-hostname" and scheme == "http":
         outside.forget()
     run = lab.run(f'URL = "{scheme}://allowed.test/echo"\n{CLIENTS[client]}\nreport(seen=as_json(body))', NAMED)
@@ -107,7 +107,7 @@ def test_a_client_works_as_it_comes(lab: Lab, outside: Outside, client: str, sch
 def test_a_client_without_proxy_settings_does_not_get_out_either(
     lab: Lab, outside: Outside, client: str, scheme: str
 ) -> None:
-    """The same clients reach nothing that is not allowed, and fail at once. (egress 15, 36)"""
+    """The same clients reach nothing that is not allowed, and fail at once."""
     code = f"""
 for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
     del os.environ[name]
@@ -141,7 +141,7 @@ def test_a_host_with_only_an_ipv6_address_is_reached(lab: Lab, outside: Outside)
 
 
 def test_unrestricted_reaches_a_public_address(lab: Lab, outside: Outside) -> None:
-    """Under unrestricted an address literal works, captured and by proxy, over both families. (egress 43)"""
+    """Under unrestricted an address literal works, captured and by proxy, over both families."""
     four, six = outside.allowed.address, outside.six.address
     run = lab.run(
         f'report(seen=[fetch("http://{four}/echo"), fetch("http://[{six}]/echo")])\n'
@@ -159,7 +159,7 @@ for host in ("{four}", "{six}"):
 
 
 def test_an_address_literal_over_tls_works_where_its_certificate_has_it(lab: Lab, outside: Outside) -> None:
-    """An address has no server name: both sides verify the address itself. (egress 43)"""
+    """An address has no server name: both sides verify the address itself."""
     run = lab.run(f'report(seen=fetch("https://{outside.allowed.address}/echo"))', OPEN)
     assert run.only["seen"]["status"] == 200, (run.only, run.events)
     assert run.only["seen"]["json"]["nonce"] == outside.allowed_tls.nonce
@@ -198,7 +198,7 @@ MAIL = {
 def test_a_protocol_in_which_the_server_speaks_first_works_at_a_listed_port(
     lab: Lab, outside: Outside, way: str
 ) -> None:
-    """Raw TCP is carried where a rule says `protocol: tcp`, whoever speaks first. (egress 36)"""
+    """Raw TCP is carried where a rule says `protocol: tcp`, whoever speaks first."""
     outside.forget()
     run = lab.run(
         f"""
@@ -326,12 +326,12 @@ report(sha256=digest.hexdigest())
 
 @pytest.mark.parametrize(("scheme", "size"), [("http", 200_000_000), ("https", 1_000_000_000)])
 def test_a_large_download_leaves_the_proxys_memory_flat(lab: Lab, scheme: str, size: int) -> None:
-    """A gigabyte goes through without being kept. (egress 45)"""
+    """A gigabyte goes through without being kept."""
     download(lab, f"{scheme}://allowed.test", size)
 
 
 def test_a_large_upload_leaves_the_proxys_memory_flat(lab: Lab, outside: Outside) -> None:
-    """100 MB go up without being kept, with a length and chunked. (egress 45)"""
+    """100 MB go up without being kept, with a length and chunked."""
     proxy = psutil.Process(lab.proxy_pid)
     before = proxy.memory_info().rss
     run = lab.run(
@@ -398,7 +398,7 @@ def get(paths):
 
 @pytest.mark.parametrize("size", [1000, 5_000_000])
 def test_a_client_that_speaks_only_http2_works(lab: Lab, outside: Outside, size: int) -> None:
-    """A client that offers nothing but HTTP/2 is served, by a server that speaks nothing else. (egress 41)"""
+    """A client that offers nothing but HTTP/2 is served, by a server that speaks nothing else."""
     run = lab.run(
         f"""
 {HTTP2_CLIENT}
@@ -445,7 +445,7 @@ with requests.Session() as session:
 
 
 def test_a_passthrough_host_shows_its_own_certificate(lab: Lab, outside: Outside) -> None:
-    """A host that the policy does not open is verified by its real authority, and would not be by ours. (egress 37)"""
+    """A host that the policy does not open is verified by its real authority, and would not be by ours."""
     authority = outside.authority.cert_pem.bytes().decode()
     probe = f"""
 context = ssl.create_default_context()
@@ -470,14 +470,14 @@ for name in NAMES:
 
 
 def test_the_sandboxes_trust_keeps_the_public_roots(lab: Lab) -> None:
-    """The bundle has our authority and the host's public ones. (egress 37)"""
+    """The bundle has our authority and the host's public ones."""
     run = lab.run("report(count=len(ssl.create_default_context().get_ca_certs()))", NAMED)
     ours = unconfined("report(count=len(ssl.create_default_context().get_ca_certs()))")
     assert run.only["count"] > ours[0]["count"] * 0.9 + 0
 
 
 def test_a_server_inside_the_sandbox_works(lab: Lab, outside: Outside) -> None:
-    """A server on 127.0.0.1 or ::1 inside is reached by the same code, is not proxied, and is not the host's. (egress 42)
+    """A server on 127.0.0.1 or ::1 inside is reached by the same code, is not proxied, and is not the host's.
 
     urllib takes `[::1]` for a host to be proxied: the form of NO_PROXY that it understands is one that httpx rejects.
     """
@@ -508,7 +508,7 @@ report(seen=exchange("127.0.0.1", {outside.local.port})["error"])
 
 
 def test_many_connections_at_once_are_served(lab: Lab, outside: Outside) -> None:
-    """200 requests in parallel from one attempt all get their answer. (egress 45)"""
+    """200 requests in parallel from one attempt all get their answer."""
     run = lab.run(
         """
 from concurrent.futures import ThreadPoolExecutor
@@ -523,10 +523,7 @@ report(targets=answers)
 
 
 def test_pip_uses_the_sandboxes_trust(lab: Lab, outside: Outside) -> None:
-    """pip asks the configured index through the proxy and verifies it: it fails for what the page lacks, not for TLS.
-
-    (egress 37)
-    """
+    """pip asks the configured index through the proxy and verifies it: it fails for what the page lacks, not for TLS."""
     outside.forget()
     run = lab.run(
         """
@@ -578,7 +575,7 @@ def test_a_policy_as_the_documentation_writes_it_works(
 def test_without_an_allow_list_a_call_may_name_any_public_host(
     open_lab: Callable[[str], AbstractContextManager[Lab]], outside: Outside
 ) -> None:
-    """`allow` omitted is any public host; `allow: []` is none. (egress 19)"""
+    """`allow` omitted is any public host; `allow: []` is none."""
     text = "version: 1\nname: any\nnetwork:\n  modes: [named]\n"
     with open_lab(text) as lab:
         run = lab.run('report(seen=fetch("http://other.test/echo"))', named("other.test"))

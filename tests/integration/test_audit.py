@@ -19,7 +19,7 @@ DENIAL_KEYS = {"code", "reason", "host", "rule", "hint"}
 
 
 def test_every_layer_gives_the_same_reason(lab: Lab, outside: Outside) -> None:
-    """DNS, CONNECT, SOCKS5, captured TCP and HTTP deny one host with one reason code. (egress 53)"""
+    """DNS, CONNECT, SOCKS5, captured TCP and HTTP deny one host with one reason code."""
     with outside.silence():
         run = lab.run(
             """
@@ -68,7 +68,7 @@ report(urllib=fetch("https://denied.test/"))
     ],
 )  # fmt: skip
 def test_a_denial_says_why_and_what_to_do(lab: Lab, call: dict[str, object], probe: str, reason: Reason) -> None:
-    """A program that prints the answer shows the code, the host, the rule and a hint, over HTTP and TLS. (egress 53)"""
+    """A program that prints the answer shows the code, the host, the rule and a hint, over HTTP and TLS."""
     run = lab.run(f"report(seen={probe})", call)
     seen = run.only["seen"]
     assert seen["status"] == 403, seen
@@ -188,10 +188,7 @@ def test_the_result_counts_what_was_asked(lab: Lab) -> None:
 
 
 def test_attempts_at_once_do_not_mix(outside: Outside, open_lab: Callable[[str], AbstractContextManager[Lab]]) -> None:
-    """20 attempts at once, each with another grant: each reaches its own host only, each line bears its attempt.
-
-    (egress 51, execution 33)
-    """
+    """20 attempts at once, each with another grant: each reaches its own host only, each line bears its attempt."""
     hosts = ["allowed.test", "other.test", "six.test", "nothing"]
     code = PRELUDE + "\n".join(
         f'report(host="{host}", status=fetch("http://{host}/echo/{{}}".format(os.environ["N"]))["status"])'
@@ -233,7 +230,7 @@ def test_attempts_at_once_do_not_mix(outside: Outside, open_lab: Callable[[str],
 
 @pytest.mark.parametrize("call", [BLOCK, NAMED, OPEN], ids=["block-all", "named", "unrestricted"])
 def test_nothing_in_the_attempt_steers_the_proxy(lab: Lab, outside: Outside, call: dict[str, object]) -> None:
-    """Files, variables and configuration that the code makes do not change a verdict. (egress 32)"""
+    """Files, variables and configuration that the code makes do not change a verdict."""
     with outside.silence():
         run = lab.run(
             """

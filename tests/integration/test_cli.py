@@ -92,7 +92,7 @@ def cli(command: list[str], outside: Outside) -> Iterator[Cli]:
     ids=lambda value: " ".join(value)[:50] if isinstance(value, list) else str(value),
 )
 def test_the_exit_status_tells_the_ending(cli: Cli, arguments: list[str], status: int) -> None:
-    """The code's own status; 124 on timeout; 2 when the call is refused, with words on stderr and nothing run. (egress 50)"""
+    """The code's own status; 124 on timeout; 2 when the call is refused, with words on stderr and nothing run."""
     done = cli.run(*arguments)
     assert done.returncode == status, done.stderr
     if status == 2 and "raise SystemExit(2)" not in arguments:
@@ -207,7 +207,7 @@ def test_the_json_status_is_the_endings(
 
 
 def test_code_comes_from_a_file_or_standard_input(cli: Cli, tmp_path: Path) -> None:
-    """A file's code, and `-` for standard input; the program's own input is at its end either way. (execution 28)"""
+    """A file's code, and `-` for standard input; the program's own input is at its end either way."""
     source = "import sys\nprint(repr(sys.stdin.read()))"
     (tmp_path / "x.py").write_text(source)
     for done in (cli.run(str(tmp_path / "x.py")), cli.run("-", stdin=source)):
@@ -216,7 +216,7 @@ def test_code_comes_from_a_file_or_standard_input(cli: Cli, tmp_path: Path) -> N
 
 
 def test_variables_are_given_and_none_is_inherited(cli: Cli) -> None:
-    """`--env` sets, an equals sign in the value is kept, and the caller's variables are not there. (execution 26)"""
+    """`--env` sets, an equals sign in the value is kept, and the caller's variables are not there."""
     done = cli.run(
         "--env", "A=1=2", "--env", "B=", "--code", "import os; print(os.environ['A'], repr(os.environ['B']), os.environ.get('CANARY'))",
         CANARY="secret",
@@ -300,7 +300,7 @@ POLICY_ERRORS = {
 
 @pytest.mark.parametrize("name", POLICY_ERRORS)
 def test_a_policy_that_cannot_be_meant_is_refused_where_it_stands(cli: Cli, name: str) -> None:
-    """A broken policy is exit status 2, with file, line and column, and nothing is run. (egress 50, 54)"""
+    """A broken policy is exit status 2, with file, line and column, and nothing is run."""
     text, words = POLICY_ERRORS[name]
     cli.policy.write_text(text)
     done = cli.run("--code", "print('ran')")
@@ -330,7 +330,7 @@ def test_a_missing_policy_is_refused(cli: Cli) -> None:
 
 
 def test_our_own_failure_is_3(cli: Cli) -> None:
-    """Where the isolation cannot be had, nothing runs, and the message says what is missing. (egress 52)"""
+    """Where the isolation cannot be had, nothing runs, and the message says what is missing."""
     with world.hidden(shutil.which("bwrap") or "bwrap"):
         done = cli.run("--code", "print('ran')")
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
@@ -339,7 +339,7 @@ def test_our_own_failure_is_3(cli: Cli) -> None:
 
 
 def test_a_long_temporary_directory_is_no_fault(cli: Cli) -> None:
-    """A TMPDIR longer than a unix socket's path works or is named. (egress 49)"""
+    """A TMPDIR longer than a unix socket's path works or is named."""
     long = cli.home / ("x" * 120)
     long.mkdir()
     done = cli.run("--code", "print('ran')", TMPDIR=str(long))
@@ -438,3 +438,23 @@ def test_a_relative_log_needs_a_directory_to_be_relative_to(cli: Cli) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "is relative to a directory that is gone" in done.stderr
+
+
+def test_a_call_that_is_refused_is_in_the_log(cli: Cli) -> None:
+    """Code that asks for more than its ceiling is what a security team looks for."""
+    (cli.home / "narrow.yaml").write_text("version: 1\nname: narrow\n")
+    done = cli.run("--policy", str(cli.home / "narrow.yaml"), "--domain", "other.test", "--json", "--code", "print(1)")
+    assert done.returncode == 2
+    (line,) = [event for event in read_events(cli.log) if event["event"] == "decision"]
+    assert line["call_id"] == json.loads(done.stdout)["call_id"]
+    assert (line["layer"], line["decision"], line["reason"]) == ("call", "deny", "mode_not_allowed")
+    assert (line["rule"], line["host"], line["policy_name"]) == ("network.modes", "other.test", "narrow")
+
+
+def test_what_is_no_call_has_a_result_in_json_too(cli: Cli) -> None:
+    done = cli.run("--json", "--timeout", "0", "--env", "PATH=1", "--env", "LD_PRELOAD=x", "--code", "print(1)")
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "invalid_call"
+    for fault in ("timeout:", "`PATH`", "`LD_PRELOAD`"):
+        assert fault in error["message"]

@@ -302,10 +302,7 @@ report(seen=through_proxy(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_is_denied(lab: Lab, outside: Outside, case: Case) -> None:
-    """Nothing of the denied probe leaves, the log has its reason, and the control arrives.
-
-    (egress 1, 2, 3, 4, 13, 15, 17; the peers' leak table)
-    """
+    """Nothing of the denied probe leaves, the log has its reason, and the control arrives."""
     with outside.silence():
         run = lab.run(case.probe, case.call)
     assert run.result.status == "success", run.result.stderr
@@ -330,7 +327,7 @@ def test_is_denied(lab: Lab, outside: Outside, case: Case) -> None:
 @pytest.mark.parametrize("how", ["sendto", "sendmsg", "connect"])
 @pytest.mark.parametrize("call", [BLOCK, NAMED, OPEN], ids=["block-all", "named", "unrestricted"])
 def test_no_datagram_leaves(lab: Lab, outside: Outside, call: Call, how: str) -> None:
-    """UDP reaches nobody in any mode, to addresses and to allowed names, over both families. (egress 13, 30)"""
+    """UDP reaches nobody in any mode, to addresses and to allowed names, over both families."""
     hosts = (STRANGER, STRANGER_V6, "127.0.0.1", "8.8.8.8")
     targets = [(host, port) for host in hosts for port in UDP_PORTS]
     probe = f"report(answers=datagrams({targets}, {how!r}), named=datagrams([('allowed.test', 9999)], {how!r}))"
@@ -387,7 +384,7 @@ SPELLINGS = {
 def test_no_spelling_of_an_address_that_is_not_public_is_reached(
     lab: Lab, outside: Outside, call: Call, way: str
 ) -> None:
-    """Loopback, private, metadata and this host's own addresses are denied however they are written. (egress 5, 7, 9, 10)"""
+    """Loopback, private, metadata and this host's own addresses are denied however they are written."""
     probe = f"""
 for host in {list(SPELLINGS)}:
     get = f"GET / HTTP/1.1\\r\\nHost: {{host}}:8080\\r\\n\\r\\n"
@@ -425,7 +422,7 @@ for host in {list(SPELLINGS)}:
 
 @pytest.mark.parametrize("name", PRIVATE_NAMES)
 def test_an_allowed_name_with_a_private_address_is_denied(lab: Lab, outside: Outside, name: str) -> None:
-    """A name that the policy allows is not reached at an address that is not public, in any way. (egress 10, leak table)"""
+    """A name that the policy allows is not reached at an address that is not public, in any way."""
     for call in (named(name), OPEN):
         with outside.silence(lookups=True):
             run = lab.run(by_every_way(name), call)
@@ -461,7 +458,7 @@ def test_a_name_with_one_private_address_among_public_ones_is_not_reached_there(
 
 
 def test_a_dialled_address_does_not_matter_under_a_named_grant(lab: Lab, outside: Outside) -> None:
-    """What is captured on its way to an address goes to the allowed name it claims, never to that address. (egress 3)"""
+    """What is captured on its way to an address goes to the allowed name it claims, never to that address."""
     outside.forget()
     run = lab.run(
         f"""
@@ -482,7 +479,7 @@ report(sni=https("{outside.other.address}", "other.test", "allowed.test", verify
 
 
 def test_http2_authority_must_be_the_destination(lab: Lab, outside: Outside) -> None:
-    """The right name dialled and in the SNI, another one in `:authority`: denied, per request. (egress 2)"""
+    """The right name dialled and in the SNI, another one in `:authority`: denied, per request."""
     probe = """
 import h2.connection, h2.config, h2.events
 def get(authority, host=None):
@@ -519,7 +516,7 @@ def get(authority, host=None):
 
 @pytest.mark.parametrize("way", ["proxied", "captured", "tls"])
 def test_each_request_of_a_connection_is_judged(lab: Lab, outside: Outside, way: str) -> None:
-    """A second request with another Host on a connection that was allowed is denied. (egress 22)"""
+    """A second request with another Host on a connection that was allowed is denied."""
     opening = {
         "proxied": "sock = proxy_socket()",
         "captured": 'sock = socket.create_connection(("allowed.test", 80), PATIENCE)',
@@ -549,7 +546,7 @@ NAME_SPELLINGS = ["DENIED.TEST", "denied.test.", "Denied.Test.", "[denied.test]"
 
 @pytest.mark.parametrize("name", NAME_SPELLINGS)
 def test_a_denied_name_is_denied_in_any_spelling(lab: Lab, outside: Outside, name: str) -> None:
-    """Case, a trailing dot and brackets change nothing in a verdict. (egress 5)"""
+    """Case, a trailing dot and brackets change nothing in a verdict."""
     with outside.silence():
         run = lab.run(
             f"""
@@ -568,7 +565,7 @@ report(seen=resolve("{name}"))
 
 @pytest.mark.parametrize("name", ["ALLOWED.TEST", "allowed.test.", "Sub.Allowed.Test."])
 def test_an_allowed_name_is_inspected_in_any_spelling(lab: Lab, outside: Outside, name: str) -> None:
-    """A spelling gets the same verdict and the same inspection: the request inside TLS is in the log. (egress 5)"""
+    """A spelling gets the same verdict and the same inspection: the request inside TLS is in the log."""
     run = lab.run(
         f'report(seen=fetch("http://{name}/echo"))\nreport(seen=https("{name}", "{name.rstrip(".")}", "{name}"))', NAMED
     )
@@ -595,7 +592,7 @@ SMUGGLES = {
 @pytest.mark.parametrize("way", ["proxied", "captured", "tls"])
 @pytest.mark.parametrize("smuggle", SMUGGLES)
 def test_an_ambiguous_request_is_refused(lab: Lab, outside: Outside, smuggle: str, way: str) -> None:
-    """What two parsers could read in two ways is refused and reaches nobody. (egress 24)"""
+    """What two parsers could read in two ways is refused and reaches nobody."""
     opening = {
         "proxied": "sock = proxy_socket()",
         "captured": 'sock = socket.create_connection(("allowed.test", 80), PATIENCE)',
@@ -646,7 +643,7 @@ def test_an_ambiguous_request_is_refused(lab: Lab, outside: Outside, smuggle: st
      "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "OPTIONS * HTTP/1.1\r\nHost: other.test\r\n\r\n", "GET / HTTP/1.1\r\nHost: other.test\r\n\r\n"],
 )  # fmt: skip
 def test_an_odd_request_line_reaches_nobody_but_the_allowed_host(lab: Lab, outside: Outside, line: str) -> None:
-    """Whatever a request line says, the other host is not reached, and the proxy lives on. (egress 4, 24)"""
+    """Whatever a request line says, the other host is not reached, and the proxy lives on."""
     outside.forget()
     before = lab.proxy_pid
     run = lab.run(
@@ -675,7 +672,7 @@ report(after=fetch("http://allowed.test/echo"))
      "Proxy-Authorization: Basic YWRtaW46YWRtaW4=", "X-Sluicegate-Attempt: other", "Via: 1.1 sluicegate", "Origin: http://allowed.test"],
 )  # fmt: skip
 def test_no_header_exempts_a_request(lab: Lab, outside: Outside, header: str) -> None:
-    """The verdict does not depend on what a client says of itself. (egress 26)"""
+    """The verdict does not depend on what a client says of itself."""
     with outside.silence():
         run = lab.run(
             f"""
@@ -701,7 +698,7 @@ def test_a_proxy_credential_never_goes_upstream(lab: Lab, outside: Outside) -> N
 
 
 def test_mitmproxys_own_site_is_not_served(lab: Lab, outside: Outside) -> None:
-    """`mitm.it` is a name like any other: denied where it is not named, the real host's where all are allowed. (egress 11)"""
+    """`mitm.it` is a name like any other: denied where it is not named, the real host's where all are allowed."""
     with outside.silence():
         run = lab.run('report(seen=fetch("http://mitm.it/cert/pem"))', NAMED)
     assert run.reasons == {Reason.HOST_NOT_ALLOWED}
@@ -711,7 +708,7 @@ def test_mitmproxys_own_site_is_not_served(lab: Lab, outside: Outside) -> None:
 
 @pytest.mark.parametrize("call", [NAMED, OPEN], ids=["named", "unrestricted"])
 def test_the_proxy_does_not_serve_itself(lab: Lab, outside: Outside, call: Call) -> None:
-    """The proxy's own port, asked for through the proxy in any spelling, is denied and makes no loop. (egress 11)"""
+    """The proxy's own port, asked for through the proxy in any spelling, is denied and makes no loop."""
     with outside.silence(lookups=True):
         run = lab.run(
             """
@@ -753,7 +750,7 @@ def test_an_http2_upgrade_in_clear_text_is_not_passed_on(lab: Lab, outside: Outs
 
 
 def test_an_upstream_with_an_untrusted_certificate_is_not_spoken_to(lab: Lab, outside: Outside) -> None:
-    """The proxy verifies whom it speaks to, also when the client would not. That is a failure, not a denial. (egress 43, 57)"""
+    """The proxy verifies whom it speaks to, also when the client would not. That is a failure, not a denial."""
     outside.forget()
     run = lab.run(
         'report(seen=https("untrusted.test", "untrusted.test", "untrusted.test", verify=False))',
@@ -769,7 +766,7 @@ def test_an_upstream_with_an_untrusted_certificate_is_not_spoken_to(lab: Lab, ou
 def test_a_deny_of_one_port_denies_that_port_only(
     open_lab: Callable[[str], AbstractContextManager[Lab]], outside: Outside
 ) -> None:
-    """A deny rule with a port beats every allow at that port, and says nothing of the others. (egress 34)"""
+    """A deny rule with a port beats every allow at that port, and says nothing of the others."""
     text = """
 version: 1
 name: one-port
@@ -790,10 +787,7 @@ network:
 
 @pytest.mark.parametrize("where", ["nosuchname.allowed.test:8080", "broken.test:8080", "nobody.test:8443"])
 def test_a_failure_upstream_is_no_denial(lab: Lab, outside: Outside, where: str) -> None:
-    """A name that does not resolve, a resolver that fails, a port at which nobody listens: the log calls none denied.
-
-    (egress 57)
-    """
+    """A name that does not resolve, a resolver that fails, a port at which nobody listens: the log calls none denied."""
     run = lab.run(f'report(seen=fetch("http://{where}/"))', named("allowed.test", "broken.test", "nobody.test"))
     assert run.only["seen"]["status"] in (502, 504), run.only
     assert run.denials == []

@@ -24,7 +24,7 @@ KINDS = {
 def test_a_denied_name_does_not_exist_whoever_is_asked(
     lab: Lab, outside: Outside, call: Call, reason: Reason, tcp: bool
 ) -> None:
-    """A question to any server over any family and transport is NXDOMAIN, and no server gets it. (egress 13)"""
+    """A question to any server over any family and transport is NXDOMAIN, and no server gets it."""
     probe = f"""
 for server in {SERVERS}:
     report(server=server, seen=dns("secret-canary.other.test", 16, server, {tcp}))
@@ -48,7 +48,7 @@ for server in {SERVERS}:
 
 @pytest.mark.parametrize("name", ["other.test", "secret.denied.test", "x." * 60 + "other.test"])
 def test_the_libc_resolver_fails_at_once(lab: Lab, outside: Outside, name: str) -> None:
-    """`getaddrinfo` for a denied name says that it does not exist, not that one should try again. (egress 36)"""
+    """`getaddrinfo` for a denied name says that it does not exist, not that one should try again."""
     with outside.silence():
         run = lab.run(f'report(seen=resolve("{name}"))', NAMED)
     assert run.only["seen"]["addresses"] == []
@@ -117,7 +117,7 @@ def test_an_address_is_the_attempts_own(lab: Lab) -> None:
 )
 @pytest.mark.parametrize("call", [BLOCK, NAMED], ids=["block-all", "named"])
 def test_the_proxy_looks_up_no_denied_name(lab: Lab, outside: Outside, call: Call, probe: str) -> None:
-    """The proxy asks no DNS server for a name that it denies, whichever way the name came. (egress 14)"""
+    """The proxy asks no DNS server for a name that it denies, whichever way the name came."""
     with outside.silence():
         run = lab.run(f"import subprocess\n{probe}\nreport(done=True)", call)
     assert run.only["done"]

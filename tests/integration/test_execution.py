@@ -78,7 +78,7 @@ def test_a_signal_is_reported_as_one(lab: Lab, name: str) -> None:
 
 
 def test_a_timeout_ends_every_process_at_once(lab: Lab) -> None:
-    """Children, new sessions and those that ignore signals are gone when the answer is there. (execution 1, 2, 6)"""
+    """Children, new sessions and those that ignore signals are gone when the answer is there."""
     started = time.monotonic()
     result = run(
         lab,
@@ -104,7 +104,7 @@ while True: pass
 
 
 def test_a_child_that_holds_the_output_does_not_hold_the_answer(lab: Lab) -> None:
-    """The program has ended: what it left running, with its streams open, ends with it. (execution 2; egress 48)"""
+    """The program has ended: what it left running, with its streams open, ends with it."""
     started = time.monotonic()
     result = run(
         lab, "import subprocess\nsubprocess.Popen(['setsid', 'sleep', '300'])\nprint('x' * 100_000)", timeout=30
@@ -116,7 +116,7 @@ def test_a_child_that_holds_the_output_does_not_hold_the_answer(lab: Lab) -> Non
 
 
 def test_orphans_are_reaped(lab: Lab) -> None:
-    """500 orphans leave no zombie inside: the first process of the sandbox reaps. (execution 5)"""
+    """500 orphans leave no zombie inside: the first process of the sandbox reaps."""
     result = run(
         lab,
         """
@@ -148,7 +148,7 @@ print(zombies())
 
 @pytest.mark.parametrize("size", [65_536, 1_000_000, 10_000_000])
 def test_both_streams_at_once_never_block_the_code(lab: Lab, size: int) -> None:
-    """Output of any size on both streams is read while it is written; the counts are exact. (execution 7)"""
+    """Output of any size on both streams is read while it is written; the counts are exact."""
     result = run(
         lab,
         f"""
@@ -172,7 +172,7 @@ threads = [threading.Thread(target=fill, args=a) for a in ((1, b"o"), (2, b"e"))
 @pytest.mark.parametrize("letter", ["a", "é", "😀"])
 @pytest.mark.parametrize("over", [-1, 0, 1])
 def test_truncation_is_told_exactly(lab: Lab, over: int, letter: str) -> None:
-    """One below, at and one above the cap, counted in characters: flag and total are exact. (execution 10)"""
+    """One below, at and one above the cap, counted in characters: flag and total are exact."""
     size = MAX_STDOUT_CHARS + over
     result = run(
         lab,
@@ -189,7 +189,7 @@ def test_truncation_is_told_exactly(lab: Lab, over: int, letter: str) -> None:
 
 
 def test_endless_output_costs_no_memory(lab: Lab) -> None:
-    """`yes` until the timeout: the reader's memory stays flat and the count goes on. (execution 11)"""
+    """`yes` until the timeout: the reader's memory stays flat and the count goes on."""
     own = psutil.Process(os.getpid())
     before = own.memory_info().rss
     result = run(lab, "import subprocess\nsubprocess.run(['yes'])", timeout=3)
@@ -200,7 +200,7 @@ def test_endless_output_costs_no_memory(lab: Lab) -> None:
 
 
 def test_output_before_a_timeout_is_kept(lab: Lab) -> None:
-    """What was printed without a flush before a hang is in the result. (execution 12)"""
+    """What was printed without a flush before a hang is in the result."""
     result = run(
         lab, "import sys, time\nprint('unflushed')\nsys.stdout.write('no line end')\ntime.sleep(300)", timeout=2
     )
@@ -208,7 +208,7 @@ def test_output_before_a_timeout_is_kept(lab: Lab) -> None:
 
 
 def test_text_is_utf8_and_time_is_utc(lab: Lab) -> None:
-    """Any character prints, whatever the host's locale, and the clock's zone is UTC. (execution 15)"""
+    """Any character prints, whatever the host's locale, and the clock's zone is UTC."""
     result = run(
         lab,
         "import sys, time\nprint('żółć 漢字 😀', sys.stdout.encoding, time.tzname[0])\nprint('😀', file=sys.stderr)",
@@ -226,7 +226,7 @@ def test_bytes_that_are_no_text_do_not_break_the_result(lab: Lab) -> None:
 
 
 def test_too_much_memory_is_killed_and_named(lab: Lab) -> None:
-    """A hog is `killed` for its memory in one attempt, and is not tried again. (execution 21)"""
+    """A hog is `killed` for its memory in one attempt, and is not tried again."""
     result = run(lab, "hog = []\nwhile True:\n    hog.append(b'x' * (8 << 20))", memory_mib=128, timeout=60)
     if result.status == Status.ERROR:  # where only a limit on each process can be had, Python says it itself
         assert "MemoryError" in result.stderr
@@ -240,7 +240,7 @@ def test_too_much_memory_is_killed_and_named(lab: Lab) -> None:
 
 
 def test_memory_of_many_processes_is_counted_together(lab: Lab) -> None:
-    """Eight children that are each within the limit are not, together. (leak table: a hog)"""
+    """Eight children that are each within the limit are not, together."""
     result = run(
         lab,
         """
@@ -262,7 +262,7 @@ for _ in range(8):
 
 
 def test_a_fork_bomb_is_contained(lab: Lab) -> None:
-    """Processes have a limit, the answer comes, and the host can still start them. (leak table: 300 forks)"""
+    """Processes have a limit, the answer comes, and the host can still start them."""
     result = run(
         lab,
         """
@@ -286,7 +286,7 @@ except OSError as error:
 
 @pytest.mark.parametrize("place", ["/tmp", "/workspace", "/dev/shm"])
 def test_a_full_disk_is_an_error_and_not_a_kill(lab: Lab, place: str) -> None:
-    """A full directory is ENOSPC, in bytes and in files, and the program lives on. (execution 24)"""
+    """A full directory is ENOSPC, in bytes and in files, and the program lives on."""
     result = run(
         lab,
         f"""
@@ -313,13 +313,13 @@ print(open("{place}/small").read())
 
 
 def test_standard_input_is_at_its_end(lab: Lab) -> None:
-    """`input()` is EOFError at once, not a wait until the timeout. (execution 28)"""
+    """`input()` is EOFError at once, not a wait until the timeout."""
     result = run(lab, "import sys\ntry:\n    input()\nexcept EOFError:\n    print('eof', repr(sys.stdin.read()))")
     assert result.stdout == "eof ''\n", result.stderr
 
 
 def test_the_environment_is_a_list_and_not_the_hosts(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret of the caller's environment is nowhere inside, and the call's variables are. (execution 26)"""
+    """A secret of the caller's environment is nowhere inside, and the call's variables are."""
     monkeypatch.setenv("CANARY_SECRET", "canary-value")
     result = run(lab, "import os, json\nprint(json.dumps(dict(os.environ)))", env={"GREETING": "hällo = 1"})
     inside = json.loads(result.stdout)
@@ -330,7 +330,7 @@ def test_the_environment_is_a_list_and_not_the_hosts(lab: Lab, monkeypatch: pyte
 
 
 def test_state_does_not_pass_from_one_attempt_to_the_next(lab: Lab) -> None:
-    """Each attempt is fresh: no file, no process, no shared memory of the one before. (execution 25)"""
+    """Each attempt is fresh: no file, no process, no shared memory of the one before."""
     code = """
 import os, glob
 print(sorted(glob.glob("/tmp/*") + glob.glob("/workspace/*") + glob.glob("/dev/shm/*")))
@@ -388,7 +388,7 @@ def test_usage_is_measured(lab: Lab) -> None:
 
 
 def test_forty_calls_at_once_each_have_their_answer(lab: Lab) -> None:
-    """Every call is terminal, none is lost or mixed with another. (execution 33, in small)"""
+    """Every call is terminal, none is lost or mixed with another."""
 
     async def main() -> list[ToolResult]:
         root = lab.log.parent
@@ -405,7 +405,7 @@ def test_forty_calls_at_once_each_have_their_answer(lab: Lab) -> None:
 
 
 def test_fifty_attempts_leave_nothing_behind(lab: Lab) -> None:
-    """Files, mounts, descriptors and processes are back where they were, killed attempts included. (execution 25)"""
+    """Files, mounts, descriptors and processes are back where they were, killed attempts included."""
     pids = (lab.launcher_pid, lab.proxy_pid, os.getpid())
 
     def state() -> tuple[int, int, list[int]]:

@@ -19,7 +19,7 @@ for _ in range(4):
 def test_what_is_vetted_is_what_is_dialled(
     open_lab: Callable[[str], AbstractContextManager[Lab]], outside: Outside
 ) -> None:
-    """The first answer is public, every later one the metadata service: nothing arrives there. (egress 12)"""
+    """The first answer is public, every later one the metadata service: nothing arrives there."""
     outside.dns.zone["rebind.test"] = lambda asked: [outside.other.address] if asked == 0 else ["169.254.169.254"]
     with open_lab(main_policy(outside)) as lab:
         outside.forget()
@@ -32,7 +32,7 @@ def test_what_is_vetted_is_what_is_dialled(
 def test_an_answer_that_turned_private_is_denied_at_the_next_lookup(
     open_lab: Callable[[str], AbstractContextManager[Lab]], outside: Outside
 ) -> None:
-    """Whoever looks the name up after the change is denied, for the address. (egress 12)"""
+    """Whoever looks the name up after the change is denied, for the address."""
     outside.dns.zone["rebind.test"] = ["169.254.169.254"]
     with open_lab(main_policy(outside)) as lab:
         with outside.silence(lookups=True):
@@ -45,7 +45,7 @@ def test_an_answer_that_turned_private_is_denied_at_the_next_lookup(
 def test_alternating_answers_never_reach_the_private_one(
     open_lab: Callable[[str], AbstractContextManager[Lab]], outside: Outside
 ) -> None:
-    """Answers that alternate, over attempts in parallel processes of the same executor: none arrives. (egress 12)"""
+    """Answers that alternate, over attempts in parallel processes of the same executor: none arrives."""
     outside.dns.zone["rebind.test"] = lambda asked: ["127.0.0.1"] if asked % 2 else [outside.other.address]
     with open_lab(main_policy(outside)) as lab:
         outside.forget()

@@ -119,6 +119,7 @@ _CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "path": st.none() | st.text(max_size=8),
     "has_body": st.booleans(),
     "upgrade": st.booleans(),
+    "overrides": st.booleans(),
     "address": st.none() | st.ip_addresses(),
     "address_class": st.sampled_from(AddressClass),
 }

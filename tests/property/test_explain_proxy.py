@@ -215,7 +215,9 @@ class Asking:
 
     @property
     def sent_path(self) -> str:
-        return "".join(c if c.isascii() else "".join(f"%{byte:02X}" for byte in c.encode()) for c in self.path) or "/"
+        """Without the fragment, which clients keep to themselves."""
+        path = self.path.partition("#")[0]
+        return "".join(c if c.isascii() else "".join(f"%{byte:02X}" for byte in c.encode()) for c in path) or "/"
 
     def head(self, target: str | None = None) -> bytes:
         lines = [f"{self.method} {target or self.sent_path} HTTP/1.1", f"Host: {self.authority}"]
@@ -426,7 +428,7 @@ def _send(attempt: Attempt, asking: Asking) -> Answer | bytes:
         sock = _encrypted(sock, asking)
         attempt._opened.append(sock)
     absolute = asking.way == "proxy" and not asking.tls
-    sock.sendall(asking.head(f"http://{asking.authority}{asking.sent_path.partition('#')[0]}" if absolute else None))
+    sock.sendall(asking.head(f"http://{asking.authority}{asking.sent_path}" if absolute else None))
     return read_answer(sock, asking.method)
 
 

@@ -115,6 +115,32 @@ class TestAllowed:
         sock.sendall(b"".join(get("allowed.test", f"/{number}") for number in range(20)))
         assert [read_answer(sock).json["target"] for _ in range(20)] == [f"/{number}" for number in range(20)]
 
+    @pytest.mark.parametrize(
+        ("connection", "passed", "kept"),
+        [
+            ("Host, X-Named", None, {"host", "x-other"}),
+            ("close, x-named", "close", {"host", "x-other"}),
+            ("Keep-Alive, X-NAMED ,x-other", "keep-alive", {"host"}),
+            ("connection, Content-Length, Transfer-Encoding, X-Named", None, {"host", "x-other", "content-length"}),
+        ],
+    )
+    def test_what_a_connection_header_names_ends_here(
+        self, attempt: Attempt, connection: str, passed: str | None, kept: set[str]
+    ) -> None:
+        """And what it may not name does not end at the next hop."""
+        more = (f"Connection: {connection}", "X-Named: 1", "X-Other: 2", "Content-Length: 3")
+        answer = ask(attempt.https("allowed.test"), get("allowed.test", "/", *more, method="POST") + b"abc", "POST")
+        headers = {name.lower(): value for name, value in answer.json["headers"]}
+        assert answer.status == 200
+        assert headers.get("connection") == passed
+        assert "x-named" not in headers
+        assert kept <= set(headers)
+
+    def test_an_upgrade_to_anything_but_a_websocket_is_not_passed_on(self, attempt: Attempt) -> None:
+        more = ("Connection: Upgrade", "Upgrade: CANARY")
+        answer = ask(attempt.https("allowed.test"), get("allowed.test", "/", *more))
+        assert not {name.lower() for name, _ in answer.json["headers"]} & {"connection", "upgrade"}
+
     def test_what_is_meant_for_a_proxy_is_not_passed_on(self, attempt: Attempt) -> None:
         more = ("Proxy-Authorization: Basic c2VjcmV0", "Proxy-Connection: keep-alive")
         answer = ask(attempt.explicit(), get("allowed.test", "/", *more, target="http://allowed.test/"))
@@ -440,6 +466,18 @@ class TestReadOnlyRules:
         with peers.silence():
             answer = ask(reader.https("allowed.test"), request)
         assert (answer.status, answer.code) == (403, "method_not_allowed")
+
+    @pytest.mark.parametrize(
+        "name",
+        ["X-HTTP-Method", "X-HTTP-Method-Override", "X-Method-Override", "x_http_method_override", "X-Original-Method",
+         "X-Original-URL", "X-Rewrite-URL", "X-Original-URI", "X-Forwarded-Path", "X-Envoy-Original-Path"],
+    )  # fmt: skip
+    def test_a_header_that_names_another_method_or_path_is_not(self, reader: Attempt, peers: Peers, name: str) -> None:
+        with peers.silence():
+            answer = ask(reader.https("allowed.test"), get("allowed.test", "/", f"{name}: DELETE"))
+            client = Http2Client(reader.https("h2.test", alpn=["h2"]))
+            other = client.get("h2.test", "/", (name.lower(), "/secret"))
+        assert (answer.code, other.code) == ("method_not_allowed", "method_not_allowed")
 
     def test_no_header_of_the_client_changes_that(self, reader: Attempt, peers: Peers) -> None:
         more = ("User-Agent: Mozilla/5.0", "X-HTTP-Method-Override: GET", "Origin: https://allowed.test")

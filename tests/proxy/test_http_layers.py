@@ -7,14 +7,21 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import h2.connection
 import h2.events
 import pytest
 import websockets.sync.client
+from hypothesis import given
+from hypothesis import strategies as st
+from mitmproxy import connection, http, options
+from mitmproxy.proxy import commands, events
+from mitmproxy.proxy.context import Context
 
-from proxy.http_layers import MAX_HEAD_BYTES
+from proxy.http_layers import MAX_HEAD_BYTES, Advice, GuardedHttp1
 from tests.proxy.rig import (
     Attempt,
     Http2Client,
@@ -101,6 +108,15 @@ class TestAmbiguousRequests:
                 assert read_to_end(sock) == b""
         assert attempt.denials()[before:] == ["malformed_request"] * 2
 
+    @pytest.mark.parametrize(
+        "target", ["/a#/../b", "/a?b#c", "/#", "http://allowed.test/a#b", "http://allowed.test#/b"]
+    )
+    def test_a_fragment_in_the_target(self, attempt: Attempt, peers: Peers, target: str) -> None:
+        """Some servers cut it off, for others it is of the path: so what is judged would not be what is read."""
+        with peers.silence():
+            for sock in (attempt.https("allowed.test"), attempt.tunnel("allowed.test", 80)):
+                assert ask(sock, get("allowed.test", target=target)).code == "malformed_request"
+
     def test_a_head_that_does_not_end_is_refused_while_it_comes(self, attempt: Attempt, rig: Rig) -> None:
         with flat_memory(rig):
             sock = attempt.https("allowed.test")
@@ -131,7 +147,7 @@ class TestAmbiguousRequests:
         assert b"200" not in read_to_end(sock)
         assert peers.allowed_tls.journal.requests == []
 
-    @pytest.mark.parametrize("path", ["/a b", "/a\x7f", "/\t", "allowed.test", "http://other.test/", ""])
+    @pytest.mark.parametrize("path", ["/a b", "/a\x7f", "/\t", "/a#/../b", "allowed.test", "http://other.test/", ""])
     def test_a_path_over_http2_that_is_none(self, attempt: Attempt, peers: Peers, path: str) -> None:
         with peers.silence():
             client = Http2Client(attempt.https("h2.test", alpn=["h2"]))
@@ -625,3 +641,67 @@ class TestServers:
             server.said = b"HTTP/1.1 200 OK\r\n" + more + b"\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
             answer = ask(attempt.tunnel("own.test", 2715), get("own.test:2715"))
         assert (answer.status, answer.code) == (502, "upstream_failed")
+
+
+class Reading:
+    """The reader of heads by itself: what it has refused, and whether it waits for more."""
+
+    def __init__(self) -> None:
+        client = connection.Client(peername=("192.0.2.1", 1), sockname=("192.0.2.2", 1), timestamp_start=0.0)
+        self.refused: list[str] = []
+        self.unfinished = False
+        self.heads = 0
+        self.reader = GuardedHttp1(
+            Context(client, options.Options()),
+            Advice(_never, self._refuse, _never, _never, self._note),
+        )
+        list(self.reader.handle_event(events.Start()))
+
+    def _refuse(self, _context: Context, why: str) -> http.Response:
+        self.refused.append(why)
+        return http.Response.make(400)
+
+    def _note(self, _context: Context, unfinished: bool) -> None:
+        self.unfinished = unfinished
+
+    def feed(self, data: bytes) -> None:
+        for command in self.reader.handle_event(events.DataReceived(self.reader.conn, data)):
+            self.heads += not isinstance(command, (commands.SendData, commands.CloseConnection, commands.Log))
+
+
+def _never(*_: object) -> Any:
+    raise AssertionError("nothing but heads is read here")
+
+
+PIECES = [b"GET / HTTP/1.1", b"Host: a", b"X: b", b"\r\n", b"\r\n", b"\r\n", b"\r", b"\n", b" ", b"\0", b"x"]
+
+
+class TestReadingHeads:
+    @given(st.lists(st.sampled_from(PIECES), max_size=12), st.integers(1, 5))
+    def test_how_a_head_is_cut_into_reads_changes_nothing(self, pieces: list[bytes], step: int) -> None:
+        data = b"".join(pieces)
+        at_once, in_steps = Reading(), Reading()
+        at_once.feed(data)
+        for start in range(0, len(data), step):
+            if not in_steps.heads:
+                in_steps.feed(data[start : start + step])
+        assert (in_steps.refused != [], in_steps.heads > 0) == (at_once.refused != [], at_once.heads > 0)
+        assert in_steps.refused or in_steps.heads or in_steps.unfinished == bool(in_steps.reader.buf)
+
+    def test_a_large_head_byte_by_byte_is_cheap(self) -> None:
+        """Looking at all of it at each read took half a minute."""
+        reading, started = Reading(), time.monotonic()
+        reading.feed(b"GET / HTTP/1.1\r\nHost: a\r\nX: ")
+        for _ in range(60_000):
+            reading.feed(b"a")
+        assert reading.unfinished
+        reading.feed(b"\r\n\r\n")
+        assert (reading.heads > 0, reading.refused, reading.unfinished) == (True, [], False)
+        assert time.monotonic() - started < 8
+
+    def test_empty_lines_without_end_are_cheap(self) -> None:
+        reading, started = Reading(), time.monotonic()
+        for _ in range(20):
+            reading.feed(b"\r\n" * 32_000)
+        assert time.monotonic() - started < 2
+        assert (len(reading.reader.buf), reading.refused) == (0, [])

@@ -1,14 +1,17 @@
-"""SOCKS5, and how the proxy tells what a connection speaks."""
+"""SOCKS5, how the proxy tells what a connection speaks, and TLS handshakes made to cost it much."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.layers import starts_like_http
+from proxy.layers import MAX_HELLO_RECORDS, Hello, InvalidHello, starts_like_http
 from proxy.network import Mode
 from tests.proxy.rig import Attempt, Peers, Rig, ask, get, grant, is_cut, read_exactly, read_to_end, rule
 
@@ -164,3 +167,118 @@ class TestFirstBytes:
     def test_an_answer_does_not_change_with_more_bytes(self, first: bytes, more: bytes) -> None:
         early = starts_like_http(first)
         assert early is None or starts_like_http(first + more) is early
+
+
+def record(content: bytes) -> bytes:
+    return b"\x16\x03\x01" + len(content).to_bytes(2) + content
+
+
+def handshake(size: int, content: bytes = b"") -> bytes:
+    return b"\x01" + size.to_bytes(3) + content
+
+
+def hello_of(name: str) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO, bytes]:
+    """A client that has written its ClientHello, and the handshake message in it."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    client = context.wrap_bio(incoming, outgoing, server_hostname=name)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    data = outgoing.read()
+    assert data[5:][:1] == b"\x01"
+    return client, incoming, outgoing, data[5:]
+
+
+class TestHello:
+    @given(st.binary(max_size=300), st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(1, 50))
+    def test_it_is_whole_with_its_last_byte_and_not_before(self, content: bytes, sizes: list[int], step: int) -> None:
+        """However it is cut into records, and these into reads."""
+        message = handshake(len(content), content)
+        cuts = [sum(sizes[:place]) for place in range(len(sizes) + 1)]
+        parts = [message[start:end] for start, end in zip(cuts, [*cuts[1:], None], strict=True)]
+        data = b"".join(record(part) for part in parts if part)
+        hello = Hello()
+        for start in range(0, len(data), step):
+            answer = hello.feed(data[start : start + step])
+            assert answer == (data if start + step >= len(data) else None)
+
+    @pytest.mark.parametrize(
+        ("data", "why"),
+        [
+            (record(handshake(0xFFFFFF)), "larger than"),
+            (b"".join(record(bytes([byte])) for byte in handshake(0xFFFFFF)), "larger than"),
+            (b"".join(record(b"\x01" if not place else b"\0") for place in range(17)), "whole"),
+            (b"".join(record(byte) for byte in [b"\x01", b"\0", b"\1", b"\0", *[b"x"] * 17]), "more than 16 records"),
+            (record(b"\x02\0\0\0"), "does not begin with a ClientHello"),
+            (record(b""), "cannot be read"),
+            (record(handshake(5)) + b"\x17\x03\x03\x00\x05hello", "cannot be read"),
+            (b"\x16\x03\x01\xff\xff", "cannot be read"),
+        ],
+    )
+    def test_what_is_none_or_too_much_is_refused_at_once(self, data: bytes, why: str) -> None:
+        hello = Hello()
+        if why == "whole":
+            assert hello.feed(data) is not None
+        else:
+            with pytest.raises(InvalidHello, match=why):
+                hello.feed(data)
+
+    def test_a_large_one_byte_by_byte_is_cheap(self) -> None:
+        message = handshake(60_000, bytes(60_000))
+        data = b"".join(record(message[start : start + 16_000]) for start in range(0, len(message), 16_000))
+        hello, started = Hello(), time.monotonic()
+        answers = [hello.feed(data[place : place + 1]) for place in range(len(data))]
+        assert answers[-1] == data
+        assert time.monotonic() - started < 2
+
+    @given(st.binary(max_size=200))
+    def test_any_bytes_are_one_or_none_or_refused(self, data: bytes) -> None:
+        with contextlib.suppress(InvalidHello):
+            assert Hello().feed(b"\x16\x03\x01" + data) in (None, b"\x16\x03\x01" + data)
+
+
+class TestTlsFromHostileCode:
+    @pytest.mark.parametrize("mode", [Mode.NAMED, Mode.BLOCK_ALL, Mode.UNRESTRICTED])
+    def test_a_hello_that_does_not_end_is_cut_and_told_once(self, rig: Rig, peers: Peers, mode: Mode) -> None:
+        """16 MiB, in records of one byte: reading them again at each read would take the proxy hours."""
+        rules = (rule("allowed.test"),) if mode is Mode.NAMED else ()
+        endless = b"".join(record(bytes([byte])) for byte in handshake(0xFFFFFF)) + record(b"\0") * 100_000
+        with rig.captured(grant(*rules, hosts=peers.hosts, mode=mode)) as attempt:
+            sock = attempt.dial("192.0.2.1", 443) if mode is not Mode.NAMED else attempt.tunnel("allowed.test", 443)
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(endless)
+            assert is_cut(sock)
+            assert attempt.denials().count("malformed_request") == 1
+        with rig.explicit(grant(rule("allowed.test"), hosts=peers.hosts)) as other:
+            assert ask(other.https("allowed.test"), get("allowed.test")).status == 200
+
+    def test_a_hello_in_many_records_is_one(self, attempt: Attempt, peers: Peers) -> None:
+        client, incoming, outgoing, message = hello_of("allowed.test")
+        size = -(-len(message) // MAX_HELLO_RECORDS)
+        sock = attempt.tunnel("allowed.test", 443)
+        sock.sendall(b"".join(record(message[place : place + size]) for place in range(0, len(message), size)))
+        done = False
+        while not done:
+            incoming.write(sock.recv(65536))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+                done = True
+            sock.sendall(outgoing.read())
+        client.write(get("allowed.test"))
+        sock.sendall(outgoing.read())
+        answer = b""
+        while peers.allowed_tls.nonce.encode() not in answer:
+            incoming.write(sock.recv(65536))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                while part := client.read(65536):
+                    answer += part
+
+    def test_a_hello_that_cannot_be_read_is_told(self, attempt: Attempt, peers: Peers) -> None:
+        before = len(attempt.denials())
+        with peers.silence():
+            sock = attempt.tunnel("allowed.test", 443)
+            sock.sendall(record(handshake(3, b"abc")))
+            assert is_cut(sock)
+        assert attempt.denials()[before:] == ["malformed_request"]

@@ -7,6 +7,7 @@ import http.client
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,22 +108,150 @@ class TestLimits:
         assert [answer.status for answer in answers] == [200, 200, 200, 200, 403]
         assert answers[4].code == "limit_exceeded"
 
-    def test_a_log_that_an_attempt_has_filled_is_a_denial(self, rig: Rig, peers: Peers) -> None:
+    def test_a_log_that_an_attempt_has_filled_is_a_denial(self, tight: Rig, peers: Peers) -> None:
         """A program must not be able to roll over what it did. Other attempts go on."""
-        with rig.captured(grant(rule("allowed.test"), hosts=peers.hosts)) as attempt:
-            query = dns_query("other.test")
-            resolver = attempt.dial("192.0.2.1", 53)
-            for _ in range(101):
-                resolver.sendall((len(query).to_bytes(2) + query) * 200)
-                read_exactly(resolver, (len(query) + 2) * 200)
+        with tight.captured(grant(rule("allowed.test"), hosts=peers.hosts)) as attempt:
+            before = attempt.https("allowed.test")
+            assert ask(before, get("allowed.test")).status == 200
+            sock = attempt.explicit()
+            codes = [""]
+            while codes[-1] != "limit_exceeded":
+                codes.append(ask(sock, get("other.test", target="http://other.test/")).code)
+            assert set(codes) == {"", "host_not_allowed", "limit_exceeded"}
+            assert 250 < len(codes) < 300
             with peers.silence():
-                sock = attempt.explicit()
-                assert ask(sock, get("allowed.test", target="http://allowed.test/")).code == "limit_exceeded"
-            reasons = attempt.denials()
-            assert 20_000 <= len(attempt.events()) <= 20_010
-            assert reasons.count("limit_exceeded") == 1
-        with rig.explicit(grant(rule("allowed.test"), hosts=peers.hosts)) as other:
+                for cut in (before, sock):
+                    with contextlib.suppress(ConnectionError):
+                        cut.sendall(get("allowed.test", target="http://allowed.test/"))
+                    assert is_cut(cut)
+                assert refused(attempt)
+                assert attempt.is_reset("192.0.2.1", 80)
+                assert resolve(attempt, "allowed.test") == 3
+            assert 300 <= len(attempt.events()) <= 303
+            assert attempt.denials().count("limit_exceeded") == 1
+        with tight.explicit(grant(rule("allowed.test"), hosts=peers.hosts)) as other:
             assert ask(other.https("allowed.test"), get("allowed.test")).status == 200
+
+
+TIGHT = """
+from proxy import attempts, listeners, server
+attempts._MAX_AUDIT_LINES = 300
+attempts._BURST, attempts._PER_SECOND = 20, 20
+listeners._UNFINISHED_SECONDS, listeners._WATCH_SECONDS = 1.0, 0.1
+server.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def tight(directory: Path, peers: Peers) -> Iterator[Rig]:
+    """A proxy whose limits of time and number are small."""
+    rig = Rig(directory / "tight", peers.ca_file, TIGHT)
+    yield rig
+    rig.close()
+    assert rig.complaints() == []
+
+
+class TestShares:
+    """What one attempt asks of the proxy waits when it is too much, is told once, and keeps nobody else waiting."""
+
+    def test_connections(self, tight: Rig, peers: Peers) -> None:
+        with (
+            tight.explicit(grant(rule("allowed.test"), hosts=peers.hosts)) as attempt,
+            tight.explicit(grant(rule("allowed.test"), hosts=peers.hosts)) as other,
+        ):
+            started = time.monotonic()
+            held = [attempt.explicit() for _ in range(50)]
+            for sock in held:
+                sock.sendall(get("allowed.test", target="http://allowed.test/"))
+            assert ask(other.https("allowed.test"), get("allowed.test")).status == 200
+            assert time.monotonic() - started < 1
+            assert [read_answer(sock).status for sock in held] == [200] * 50
+            assert time.monotonic() - started > 1
+            assert attempt.denials() == ["limit_exceeded"]
+            assert other.denials() == []
+
+    def test_queries_in_datagrams(self, tight: Rig, peers: Peers) -> None:
+        with tight.captured(grant(rule("allowed.test"), hosts=peers.hosts)) as attempt:
+            assert attempt.sandbox is not None
+            with attempt.sandbox.open(kind=socket.SOCK_DGRAM) as sock:
+                sock.connect(("192.0.2.1", 53))
+                started = time.monotonic()
+                for number in range(50):
+                    sock.send(dns_query("allowed.test", ident=number))
+                answered = {read_dns(sock.recv(4096)).ident for _ in range(50)}
+            assert answered == set(range(50))
+            assert time.monotonic() - started > 1
+            assert attempt.denials() == ["limit_exceeded"]
+
+    def test_queries_over_connections(self, tight: Rig, peers: Peers) -> None:
+        with tight.captured(grant(rule("allowed.test"), hosts=peers.hosts)) as attempt:
+            query = dns_query("allowed.test")
+            message = len(query).to_bytes(2) + query
+            started = time.monotonic()
+            socks = [attempt.dial("192.0.2.1", 53) for _ in range(5)]
+            for sock in socks:
+                sock.sendall(message * 10)
+            for sock in socks:
+                assert len(read_exactly(sock, 10 * (len(message) + 16))) == 10 * (len(message) + 16)
+            assert time.monotonic() - started > 1
+            assert attempt.denials() == ["limit_exceeded"]
+
+
+class TestUnfinished:
+    """What a client has begun and does not end is ended, and told; what it never begins is ended."""
+
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            b"",
+            b"\x05",
+            b"GET http://allowed.test/ HTTP/1.1\r\nHost: allo",
+            b"CONNECT allowed.test:443 HTTP/1.1\r\n\r\n",
+        ],
+    )
+    def test_at_the_proxy_port(self, tight: Rig, peers: Peers, sent: bytes) -> None:
+        with tight.explicit(grant(rule("allowed.test"), hosts=peers.hosts)) as attempt:
+            sock = attempt.explicit()
+            sock.sendall(sent)
+            assert b" 403 " not in read_to_end(sock)
+            assert attempt.denials() == ["limit_exceeded"] * bool(sent)
+
+    @pytest.mark.parametrize(
+        "sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GE", b"GET / HTTP/1.1\r\n"]
+    )
+    def test_captured(self, tight: Rig, peers: Peers, sent: bytes) -> None:
+        with tight.captured(grant(rule("allowed.test"), hosts=peers.hosts)) as attempt:
+            assert attempt.sandbox is not None
+            with attempt.sandbox.open(kind=socket.SOCK_DGRAM) as resolver:
+                resolver.connect(("192.0.2.1", 53))
+                resolver.send(dns_query("allowed.test"))
+                (address,) = read_dns(resolver.recv(4096)).addresses
+            sock = attempt.dial(address, 443)
+            sock.sendall(sent)
+            assert is_cut(sock)
+            assert attempt.denials() == ["limit_exceeded"] * bool(sent)
+
+    def test_a_second_head_inside_tls(self, tight: Rig, peers: Peers) -> None:
+        with tight.explicit(grant(rule("allowed.test"), hosts=peers.hosts)) as attempt:
+            sock = attempt.https("allowed.test")
+            assert ask(sock, get("allowed.test") + b"GET / HT").status == 200
+            assert is_cut(sock)
+            assert attempt.denials() == ["limit_exceeded"]
+
+    def test_who_waits_between_requests_or_for_the_server_is_left_alone(self, tight: Rig, peers: Peers) -> None:
+        with BannerTcp(peers.loop, peers.other.address, 2526) as mail:
+            hosts = {**peers.hosts, "mail.test": mail.address}
+            with tight.explicit(grant(rule("allowed.test"), tcp_rule("mail.test", 2526), hosts=hosts)) as attempt:
+                idle, inside = attempt.explicit(), attempt.https("allowed.test")
+                assert ask(idle, get("allowed.test", target="http://allowed.test/")).status == 200
+                raw = attempt.tunnel("mail.test", 2526)
+                assert raw.recv(3) == b"220"
+                for _ in range(2):
+                    assert is_cut(attempt.explicit())  # it takes as long as it takes
+                assert ask(idle, get("allowed.test", target="http://allowed.test/")).status == 200
+                assert ask(inside, get("allowed.test")).status == 200
+                raw.sendall(b"QUIT\r\n")
+                assert attempt.denials() == []
 
 
 def refused(attempt: Attempt) -> bool:

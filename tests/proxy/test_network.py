@@ -137,6 +137,7 @@ DENIED = [
     (READER, ask(HTTP, "a.test", method=None, path="/public/x"), "method_not_allowed", "allow[0]"),
     (READER, ask(HTTP, "a.test", path="/public/x", has_body=True), "body_not_allowed", "allow[0]"),
     (READER, ask(HTTP, "a.test", path="/public/x", upgrade=True), "method_not_allowed", "allow[0]"),
+    (READER, ask(HTTP, "a.test", path="/public/x", overrides=True), "method_not_allowed", "allow[0]"),
     (READER, ask(HTTP, "a.test", path="/private"), "path_not_allowed", "allow[0]"),
     (READER, ask(HTTP, "a.test", path="/public/../private"), "path_not_allowed", "allow[0]"),
     (READER, ask(HTTP, "a.test", path=None), "path_not_allowed", "allow[0]"),
@@ -199,6 +200,7 @@ NARROW_DENY = grant(
         ({"path": "/Admin/x"}, "host_denied"),
         ({"path": "/admin;a/x"}, "host_denied"),
         ({"path": "/x/../y"}, "host_denied"),
+        ({"overrides": True}, "host_denied"),
         ({"path": None}, "host_denied"),
     ],
 )
@@ -206,6 +208,21 @@ def test_a_deny_of_methods_or_paths_holds_for_whatever_could_be_one_of_them(
     fields: dict[str, Any], reason: str
 ) -> None:
     assert decide(NARROW_DENY, ask(HTTP, "a.test", **fields)).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ({}, "allowed"),
+        ({"methods": ["GET", "POST"]}, "method_not_allowed"),
+        ({"paths": ["/**"]}, "path_not_allowed"),
+        ({"methods": ["GET"], "paths": ["/**"]}, "method_not_allowed"),
+    ],
+)
+def test_under_a_rule_with_methods_or_paths_no_header_may_name_others(rule: dict[str, Any], reason: str) -> None:
+    granted = grant(allow=[{"host": "a.test"} | rule])
+    assert decide(granted, ask(HTTP, "a.test")).reason == "allowed"
+    assert decide(granted, ask(HTTP, "a.test", overrides=True)).reason == reason
 
 
 def test_a_deny_of_methods_or_paths_waits_for_the_layer_that_sees_them() -> None:

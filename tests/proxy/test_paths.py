@@ -73,6 +73,14 @@ def test_a_path_that_reads_in_two_ways_has_no_normal_form(path: str | None) -> N
         ("/public/**", "/public/%2e%2e/secret", False),
         ("/public/**", "/public/..;/secret", False),
         ("/Public", "/public", False),
+        ("/**.json", "/secret%3F.json", False),
+        ("/**.json", "/secret%23.json", False),
+        ("/**.json", "/secret;.json", False),
+        ("/*/a.json", "/secret;x/a.json", True),
+        ("/*x/a.json", "/secret;x/a.json", False),
+        ("/public/**", "/public/a%3Fb%23c;d", True),
+        ("/a;v=*", "/a;v=1", True),
+        ("/wiki/C#", "/wiki/C%23", True),
     ],
 )
 def test_an_allow_pattern_matches_the_whole_path_and_nothing_else(pattern: str, path: str, matches: bool) -> None:
@@ -91,10 +99,16 @@ def test_an_allow_pattern_matches_the_whole_path_and_nothing_else(pattern: str, 
         "/ａdmin/x",
         "/x/../admin/x",
         "/admin/",
+        "/admin/x%3Fy",
     ],
 )
 def test_a_deny_pattern_matches_what_some_server_reads_as_it(path: str) -> None:
     assert path_denied(("/admin/**",), path)
+
+
+@pytest.mark.parametrize("path", ["/admin%3Fx", "/admin%23x", "/admin;y%3Fx", "/admin.%23"])
+def test_a_deny_pattern_matches_what_a_server_cuts_to_it(path: str) -> None:
+    assert path_denied(("/admin",), path)
 
 
 @pytest.mark.parametrize("path", ["/", "/administer", "/user/admin/x", "/admin"])

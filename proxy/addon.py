@@ -155,9 +155,11 @@ class PolicyAddon:
                 tls=inside_tls,
                 sni=_sni(context.client),
             )
-            state.denied = attempt_of(context.client).refuse(
-                request, deny(Reason.PROTOCOL_NOT_ALLOWED, "the bytes are neither TLS nor HTTP"), state
-            )
+            attempt = attempt_of(context.client)
+            decision = attempt.judge_silently(request)
+            if decision.allowed:  # as raw TCP; but this came inside TLS that was opened because HTTP was agreed on
+                decision = deny(Reason.PROTOCOL_NOT_ALLOWED, "the bytes are neither TLS nor HTTP")
+            state.denied = attempt.refuse(request, decision, state)
         return Refuse(context)
 
     def _raw(self, context: Context, state: Connection) -> Layer:

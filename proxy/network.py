@@ -274,8 +274,10 @@ def deny(reason: Reason, detail: str, rule: str | None = None) -> Decision:
 def decide(grant: Grant, request: Request) -> Decision:
     """Judge one request against one grant.
 
-    Order: the mode `block-all`; what cannot be read; deny rules; the allow layers (for `unrestricted`, its own rule);
-    agreement of SNI and claims with the destination; at the dial, the address. The first denial is the answer.
+    Order: the mode `block-all`; what cannot be read; deny rules and allow layers (for `unrestricted`, its own rule);
+    agreement of SNI and claims with the destination; at the dial, the address. The first denial is the answer. Of deny
+    rules and layers, what can be judged by the name comes before what needs the port, and that before what needs the
+    request: so every hook gives the reason and the rule that an earlier one gave, or would have given.
     """
     if grant.mode is Mode.BLOCK_ALL:
         return deny(Reason.NETWORK_OFF, "this attempt has no network", "mode:block-all")
@@ -286,15 +288,17 @@ def decide(grant: Grant, request: Request) -> Decision:
         return deny(Reason.MALFORMED_REQUEST, "the destination has no port")
     if request.port is not None and not 1 <= request.port <= 65535:
         return deny(Reason.MALFORMED_REQUEST, "the port is not a number from 1 to 65535")
-    for name in _names(host, request):
-        if (rule := _denied_by(grant.deny, name, request)) is not None:
-            return deny(Reason.HOST_DENIED, f"`{name}` is denied by the policy", rule.id)
+    denials = [
+        _host_denied(rule, name) for name in _names(host, request) for rule in _denials(grant.deny, name, request)
+    ]
     if grant.mode is Mode.UNRESTRICTED:
         decision = _decide_unrestricted(grant, request)
     else:
         decision = _decide_layers(grant, host, request)
     if not decision.allowed:
-        return decision
+        denials.append((_STAGES[decision.reason], decision))
+    if denials:
+        return min(denials, key=lambda denial: denial[0])[1]
     if (mismatch := _disagreement(grant, host, request)) is not None:
         return mismatch
     if request.layer is RequestLayer.DIAL or host.address is not None:
@@ -332,27 +336,32 @@ def _names(host: Host, request: Request) -> Iterable[Host]:
             yield Host(str(inner), inner)
 
 
-def _denied_by(rules: tuple[Rule, ...], host: Host, request: Request) -> Rule | None:
-    """The first deny rule that holds. A rule narrower than what the layer can see waits for a layer that sees it.
+def _host_denied(rule: Rule, name: Host) -> tuple[int, Decision]:
+    """The denial by a rule, before which stands what can be judged earlier."""
+    stage = _REQUEST if _judges_requests(rule) else _NAME if rule.ports is None else _PORT
+    return stage, deny(Reason.HOST_DENIED, f"`{name}` is denied by the policy", rule.id)
+
+
+def _denials(rules: tuple[Rule, ...], host: Host, request: Request) -> Iterable[Rule]:
+    """The deny rules that hold. A rule narrower than what the layer can see waits for a layer that sees it.
 
     At the raw TCP layer there is none after it, so there a rule narrowed by method or path holds for everything.
     """
     for rule in rules:
         if not rule.covers(host):
             continue
-        if rule.ports is not None:
-            if request.port is None:
-                continue
-            if request.port not in rule.ports:
-                continue
-        narrowed = rule.methods is not None or rule.paths is not None
-        if narrowed and request.protocol is not Protocol.TCP:
+        if rule.ports is not None and (request.port is None or request.port not in rule.ports):
+            continue
+        if _judges_requests(rule) and request.protocol is not Protocol.TCP:
             if request.layer is not RequestLayer.HTTP:
                 continue
             if not request.overrides and not _could_be(rule, request):
                 continue
-        return rule
-    return None
+        yield rule
+
+
+def _judges_requests(rule: Rule) -> bool:
+    return rule.methods is not None or rule.paths is not None
 
 
 def _could_be(rule: Rule, request: Request) -> bool:
@@ -380,24 +389,29 @@ def _decide_layers(grant: Grant, host: Host, request: Request) -> Decision:
         return deny(Reason.HOST_NOT_ALLOWED, "the grant allows nothing")
     all_names_only = all(layer.names_only for layer in grant.layers)
     answer: Decision | None = None
+    denials: list[Decision] = []
     for layer in grant.layers:
         names_only = layer.names_only and not all_names_only
         decision = _decide_layer(grant, layer, host, request, names_only=names_only)
         if not decision.allowed:
-            return decision
-        if answer is None and not names_only:
+            denials.append(decision)
+        elif answer is None and not names_only:
             answer = decision
+    if denials:
+        return min(denials, key=lambda denial: _ORDER.index(denial.reason))
     return answer if answer is not None else deny(Reason.HOST_NOT_ALLOWED, "the grant allows nothing")
 
 
-_STAGES = (
-    Reason.HOST_NOT_ALLOWED,
-    Reason.PORT_NOT_ALLOWED,
-    Reason.PROTOCOL_NOT_ALLOWED,
-    Reason.METHOD_NOT_ALLOWED,
-    Reason.BODY_NOT_ALLOWED,
-    Reason.PATH_NOT_ALLOWED,
-)
+_NAME, _PORT, _REQUEST = range(3)  # what a denial needs to be seen
+_STAGES = {
+    Reason.HOST_NOT_ALLOWED: _NAME,
+    Reason.PORT_NOT_ALLOWED: _PORT,
+    Reason.PROTOCOL_NOT_ALLOWED: _PORT,
+    Reason.METHOD_NOT_ALLOWED: _REQUEST,
+    Reason.BODY_NOT_ALLOWED: _REQUEST,
+    Reason.PATH_NOT_ALLOWED: _REQUEST,
+}
+_ORDER = tuple(_STAGES)  # the order in which a rule is held against a request
 
 
 def _decide_layer(grant: Grant, layer: RuleLayer, host: Host, request: Request, *, names_only: bool) -> Decision:
@@ -409,7 +423,7 @@ def _decide_layer(grant: Grant, layer: RuleLayer, host: Host, request: Request, 
         refusal = _refusal(grant, rule, host, request)
         if refusal is None:
             return Decision(Verdict.ALLOW, Reason.ALLOWED, rule.id, f"`{host}` is allowed")
-        if _STAGES.index(refusal.reason) > _STAGES.index(best.reason):
+        if _ORDER.index(refusal.reason) > _ORDER.index(best.reason):
             best = refusal
     return best
 

@@ -222,6 +222,7 @@ def main(argv: list[str] | None = None, *, lookup: Lookup = system_lookup) -> No
     logging.basicConfig(level=logging.WARNING, format="sluicegate proxy: %(levelname)s %(name)s: %(message)s")
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the executor decides when the proxy ends
+    os.umask(0o077)  # whatever the caller's is: what is made here is the authority and the log
     sock = socket.socket(fileno=int(arguments[0]))
     os.set_inheritable(sock.fileno(), False)
     _confine()

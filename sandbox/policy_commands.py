@@ -15,6 +15,7 @@ import typer
 from proxy.explain import InvalidTarget, Step, Target, parse_target
 from proxy.network import Mode, RequestLayer
 from sandbox.contract import InvalidCall, parse_call
+from sandbox.policy.problems import shown
 from sandbox.policy_cases import Asked, Outcome, check_cases, outcome_of, parse_cases
 from sandbox.policy_file import (
     InvalidPolicy,
@@ -24,7 +25,6 @@ from sandbox.policy_file import (
     policy_schema,
     read_policy_text,
 )
-from sandbox.policy.problems import shown
 from sandbox.registries import RegistryRules, resolve_registries
 
 EXIT_NO = 1

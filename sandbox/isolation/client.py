@@ -27,6 +27,7 @@ from sandbox.isolation.plan import PACKAGES, LaunchPlan, without_call
 _START_TIMEOUT_SECONDS = 20.0
 _LAUNCH_TIMEOUT_SECONDS = 30.0
 _STOP_TIMEOUT_SECONDS = 10.0
+_RETRY_SECONDS = 0.05
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from sandbox.isolation.launcher import main; main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -80,6 +81,8 @@ class Ending:
 
     `exit_code` or `signal` is the program's own wait status; both are None if it was not seen to end. Seconds and
     bytes are of the whole tree where the kernel accounted for it, else of the program and what it waited for.
+    `released` tells whether the program was started. If it was, and there is neither a wait status nor a failure nor a
+    kill, pid 1 ended without its report: from then on, that is the doing of what ran inside.
     """
 
     exit_code: int | None = None
@@ -90,6 +93,7 @@ class Ending:
     cpu_seconds: float | None = None
     peak_memory_bytes: int | None = None
     failure: str | None = None
+    released: bool = False
 
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -141,9 +145,14 @@ class Sandbox:
 
     async def kill(self, why: KillReason) -> None:
         """End the whole pid namespace, at any stage. Does nothing to one that has ended."""
-        if not self._ended.done():
-            with contextlib.suppress(IsolationUnavailable):  # then it has died with the launcher
+        while not self._ended.done():
+            try:
                 await self._launcher._send({"op": "kill", "id": self._number, "reason": why.value})
+                break
+            except IsolationUnavailable:
+                if self._launcher.lost.is_set():
+                    break  # it has died with the launcher
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def ended(self) -> Ending:
         """Wait for the end, when nothing of the sandbox is left."""
@@ -264,8 +273,9 @@ class Launcher:
             async with asyncio.timeout(_LAUNCH_TIMEOUT_SECONDS):
                 await asyncio.shield(sandbox._prepared)
         except BaseException as error:
-            if isinstance(error, IsolationUnavailable) and not sandbox._ended.done():
-                sandbox._on_ended(_ENDED_WITH_LAUNCHER)
+            if isinstance(error, IsolationUnavailable) and not sandbox._ended.done():  # the launcher never heard of it
+                self._sandboxes.pop(number, None)
+                sandbox._on_ended(Ending(failure=str(error)))
             await asyncio.shield(sandbox.close())
             if isinstance(error, TimeoutError):
                 raise IsolationUnavailable("the sandbox was not prepared in time") from error
@@ -300,7 +310,10 @@ class Launcher:
         try:
             await self._channel.send(message, fds or [])
         except ChannelClosed as error:
-            raise IsolationUnavailable("the launcher was lost") from error
+            if self._channel.fileno() < 0 or isinstance(error.__cause__, ChannelClosed):
+                await self.lost.wait()  # `_listen` and `close` see the same end, and set it: whoever asks is then told
+                raise IsolationUnavailable("the launcher was lost") from error
+            raise IsolationUnavailable(f"the launcher could not be reached: {error}") from error
 
     async def _listen(self) -> None:
         try:

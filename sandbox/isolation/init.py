@@ -3,7 +3,8 @@
 Run from bytecode as `python -I -S -B -u init.pyc STATUS CONTROL PAYLOAD STDOUT STDERR [ENTRANCE...]`, where each is the
 number of a descriptor:
 
-    STATUS   to the launcher: `U` when up, at the end `E`, the program's wait status, CPU seconds and peak bytes
+    STATUS   to the launcher: `U` when up; `S` when the program is about to start; at the end `E`, the program's wait
+             status, CPU seconds and peak bytes
     CONTROL  from the launcher: `R` releases the program; end of file means the launcher has gone
     PAYLOAD  what to run: marshalled (code, arguments, environment, path to append or None)
     STDOUT, STDERR  the program's output
@@ -15,8 +16,9 @@ Trusted code beside hostile code of the same uid. The program is a child: it has
 descriptor of pid 1's; pid 1 is undumpable, so its memory and descriptors cannot be opened, has no signal handler, so
 no signal from inside reaches it, and reaps all that is orphaned. When it exits, the kernel ends the namespace.
 
-Everything imported here delays each attempt: builtin modules only, but for `_ctypes`, which is loaded while the
-launcher still works (`ctypes` itself would take 4 ms).
+Everything imported here delays each attempt: builtin modules only, but for `_ctypes` and `resource`, which are loaded
+while the launcher still works (`ctypes` itself would take 4 ms). Nothing is loaded once the program runs, which could
+see to it that nothing can be.
 """
 
 from __future__ import annotations
@@ -128,6 +130,8 @@ def start() -> None:
     posix.write(status, b"U")
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # the only handler that Python installs
     set_dumpable(1)  # as it is: this only loads what the call needs
+    import resource  # noqa: F401 - `wait4` would, at its first success
+
     gc.freeze()  # what is here now is not collected in the child, which would copy each of its pages (2 ms)
     if posix.read(control, 1) != b"R":
         posix._exit(0)
@@ -138,6 +142,7 @@ def start() -> None:
     write_all(main, code)
     posix.close(main)
     set_dumpable(0)  # only now: until the release, the launcher opens this process's namespaces
+    posix.write(status, b"S")
     program = posix.fork()
     if program == 0:
         become_program(stdout, stderr, environment)

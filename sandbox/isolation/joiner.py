@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from proxy import channel
-from sandbox.isolation import netns, syscalls
+from sandbox.isolation import netns, socketmem, syscalls
 from sandbox.isolation.memory import Group
 from sandbox.isolation.plan import Tmpfs
 
 _NS_GET_USERNS = 0xB701
 _LOOPBACK_TIMEOUT_SECONDS = 10.0
+# What one sandbox may have of the kernel's account of the launcher's uid, of which all its sandboxes take. The kernel's
+# own limits for a uid are 128 instances, and watches by the size of the memory.
+_USER_LIMITS = {"max_inotify_instances": 32, "max_inotify_watches": 8192}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def run(sock: socket.socket, namespaces: Namespaces, pid: int, group: Group, tmp
 
 def _prepare(sock: socket.socket, namespaces: Namespaces, pid: int, group: Group, tmpfs: tuple[Tmpfs, ...]) -> None:
     os.setns(namespaces.user, os.CLONE_NEWUSER)
+    _limit_user()
     os.setns(namespaces.network, os.CLONE_NEWNET)
     netns.wait_for_loopback(_LOOPBACK_TIMEOUT_SECONDS)
     listeners = netns.capture_everything()
@@ -76,5 +80,18 @@ def _prepare(sock: socket.socket, namespaces: Namespaces, pid: int, group: Group
             "tmpfs", one.target, None, syscalls.MS_REMOUNT | syscalls.MS_NOSUID | syscalls.MS_NODEV,
             f"size={one.size_bytes},nr_inodes={one.inodes}",
         )  # fmt: skip
-    watched = [os.open(one.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for one in tmpfs if group.tick_seconds]
+    watched = []
+    if group.tick_seconds is not None:
+        watched = [os.open(one.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for one in tmpfs]
+        watched.append(socketmem.open_diagnostics().detach())
     channel.send(sock, {"step": "ready"}, watched)
+
+
+def _limit_user() -> None:
+    """Limits of the user namespace that this process has joined; the kernel counts what is nested in it, too."""
+    for name, value in _USER_LIMITS.items():
+        try:
+            with open(f"/proc/sys/user/{name}", "w", encoding="ascii") as file:
+                file.write(str(value))
+        except FileNotFoundError:
+            continue  # a kernel without inotify

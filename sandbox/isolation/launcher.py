@@ -10,7 +10,7 @@ Privileges. Started as root, it makes a private root directory and becomes a uid
 Pipes of a sandbox.
     info      bwrap → launcher     pid of pid 1
     error     bwrap → launcher     bwrap's own messages, never the program's
-    status    pid 1 → launcher     `U` when up; the program's wait status at the end
+    status    pid 1 → launcher     `U` when up; `S` when the program starts; its wait status at the end
     control   launcher → pid 1     `R` starts the program; closed without it, pid 1 exits
     payload, stdout, stderr        from the executor to pid 1, through here
     helper    helper ↔ launcher    listeners; readiness
@@ -22,6 +22,8 @@ when pid 1 is up and the helper is done.
 Who kills whom. Only a pid 1 is ever killed, by pidfd: the kernel then ends its namespace, and bwrap follows. If the
 launcher dies, the kernel kills each bwrap (`--die-with-parent`) and that its pid 1; a pid 1 not yet released exits at
 the end of `control`. If the executor dies, the launcher sees the end of its socket, or dies by the parent-death signal.
+
+Whatever fails for one sandbox ends that one: code inside can bring about errors here, and the launcher serves all.
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ import sys
 from typing import cast
 
 from proxy import channel
+from sandbox.isolation import privilege
 from sandbox.isolation.confine import Confinement, confine
 from sandbox.isolation.plan import plan_from_message
 from sandbox.isolation.poller import Poller
 from sandbox.isolation.supervision import Supervision
 
 _CANCELLED = "cancelled"  # the value of KillReason.CANCELLED
+_RETRY_SECONDS = 0.05
 
 
 class Launcher:
@@ -62,9 +66,16 @@ class Launcher:
         with contextlib.suppress(channel.ChannelClosed):
             channel.send(self._sock, message, fds)
 
+    def _tell(self, message: channel.Message) -> None:
+        """Send what the executor waits for, now or when the kernel has room for it again."""
+        try:
+            self._send(message, [])
+        except OSError:
+            self._poller.call_after(_RETRY_SECONDS, object(), lambda: self._tell(message))
+
     def _finished(self, number: int, ending: channel.Message) -> None:
         del self._supervised[number]
-        self._send(ending, [])
+        self._tell(ending)
 
     def _on_request(self) -> None:
         try:
@@ -84,7 +95,7 @@ class Launcher:
                     finished=self._finished,
                 )  # fmt: skip
             except OSError as error:
-                self._send({"op": "refused", "id": number, "message": str(error)}, [])
+                self._tell({"op": "refused", "id": number, "message": str(error)})
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -99,8 +110,10 @@ def main(fd: int, parent: int) -> None:
     """The process: configure by the first message, answer, serve."""
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
+    os.umask(0o022)  # whatever the caller's is: the uid that this becomes has to reach what is made here
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the executor, which then closes its end
     message, _ = channel.receive(sock)
+    privilege.raise_descriptor_limit()  # before any helper is forked
     try:
         confinement = confine(message, parent)
     except (OSError, ImportError) as error:

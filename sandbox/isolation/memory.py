@@ -21,7 +21,6 @@ from typing import Protocol
 
 PREFIX = "sluicegate-"
 _V1_OPTIONAL = "cpuacct"
-_UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class Group(Protocol):
     def admit(self, pid: int) -> None:
         """Put pid 1 into the group from outside, where it cannot enter by itself."""
 
-    def watch(self, pid: int, tmpfs: Sequence[int]) -> None:
-        """Tell which tree and which file systems (open directories) to sample."""
+    def watch(self, pid: int, watched: Sequence[int]) -> None:
+        """Tell what to sample: the tree, open directories of file systems, and a socket for `SocketMemory`."""
 
     def exceeded(self) -> bool:
         """Whether the limit did its work. Asked when `oom_fd` is readable, and at every tick."""
@@ -110,6 +109,8 @@ class _V1Group:
             _write(f"{memory}/memory.limit_in_bytes", memory_bytes)
             with contextlib.suppress(FileNotFoundError):  # without swap accounting there is no such file
                 _write(f"{memory}/memory.memsw.limit_in_bytes", memory_bytes)
+            with contextlib.suppress(FileNotFoundError):  # v1 counts the buffers of TCP for themselves; at the limit,
+                _write(f"{memory}/memory.kmem.tcp.limit_in_bytes", memory_bytes)  # senders wait and nobody is killed
             _write(f"{directories['pids']}/pids.max", pids)
             self.oom_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             control = os.open(f"{memory}/memory.oom_control", os.O_RDONLY | os.O_CLOEXEC)
@@ -129,7 +130,7 @@ class _V1Group:
         which costs an RCU period (8 ms measured) whenever it was not taken for a while.
         """
 
-    def watch(self, pid: int, tmpfs: Sequence[int]) -> None:
+    def watch(self, pid: int, watched: Sequence[int]) -> None:
         """Nothing to sample."""
 
     def exceeded(self) -> bool:
@@ -195,7 +196,7 @@ class _V2Group:
     def admit(self, pid: int) -> None:
         _write(f"{self._directory}/cgroup.procs", pid)
 
-    def watch(self, pid: int, tmpfs: Sequence[int]) -> None:
+    def watch(self, pid: int, watched: Sequence[int]) -> None:
         """Nothing to sample."""
 
     def exceeded(self) -> bool:

@@ -42,7 +42,7 @@ class Rlimits:
     sampled: it stops a single process before the next sample. Never RLIMIT_AS: it breaks runtimes that reserve much.
     """
 
-    nofile: int = 1024
+    nofile: int = 1024  # also bounds the descriptors on their way in sockets, see `privilege.raise_descriptor_limit`
     nproc: int = 256
     fsize_bytes: int = 1024 * MIB
     data_bytes: int | None = None

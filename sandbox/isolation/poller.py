@@ -1,6 +1,7 @@
 """The launcher's event loop: descriptors and times, each with what to do.
 
-Not asyncio: handlers here are plain calls, and a fork in one of them copies no running loop.
+Not asyncio: handlers here are plain calls, and a fork in one of them copies no running loop. One time is served a turn,
+the one that has waited longest, and descriptors before it: no number of slow handlers of times delays a request.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Poller:
             handler = self._handlers.get(fd)
             if handler is not None:  # else removed by a handler before it
                 handler()
-        now = time.monotonic()
-        for key, (due, handler) in list(self._timers.items()):
-            if due <= now and self._timers.pop(key, None) is not None:
+        if self._timers:
+            key, (due, handler) = min(self._timers.items(), key=lambda timer: timer[1][0])
+            if due <= time.monotonic():
+                del self._timers[key]
                 handler()

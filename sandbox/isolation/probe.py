@@ -9,6 +9,7 @@ import asyncio
 import errno
 import os
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from sandbox.isolation.plan import LaunchPlan
 _BWRAP_PATH = "/usr/bin:/bin:/usr/local/bin"
 _MIN_BWRAP = (0, 8, 0)  # --disable-userns and --size; earlier ones are refused
 _PROBE_TIMEOUT_SECONDS = 20
+_MIN_DESCRIPTORS = 4096  # well above what one sandbox may have, see `privilege.raise_descriptor_limit`
 
 _INSTALL_BWRAP = "install the package `bubblewrap`, 0.8 or later"
 _CONTAINER = (
@@ -61,7 +63,7 @@ class Check:
 
 def check_host(plan: LaunchPlan) -> list[Check]:
     """All checks, in the order in which an attempt needs them. `plan` is one of the runtime that must start."""
-    checks = [check_bwrap(), check_libseccomp()]
+    checks = [check_bwrap(), check_libseccomp(), check_descriptors()]
     bwrap = shutil.which("bwrap", path=_BWRAP_PATH)
     if bwrap is not None:
         checks.append(check_namespaces(bwrap))
@@ -91,6 +93,16 @@ def check_libseccomp() -> Check:
     except (ImportError, OSError, RuntimeError) as error:
         return Check("libseccomp", False, str(error), "install the package `libseccomp2` (`libseccomp` elsewhere)")
     return Check("libseccomp", True, f"a filter of {size} instructions", "")
+
+
+def check_descriptors() -> Check:
+    """Whether the launcher can have so many descriptors that sandboxes, which have fewer, cannot starve it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < _MIN_DESCRIPTORS:
+        detail = f"at most {hard} descriptors for a process, so that code inside can keep every launch from working"
+        remedy = f"raise the hard limit to {_MIN_DESCRIPTORS} or more (`ulimit -Hn`, or `LimitNOFILE=` of the service)"
+        return Check("descriptors", False, detail, remedy)
+    return Check("descriptors", True, f"up to {hard} for a process", "")
 
 
 def check_namespaces(bwrap: str) -> Check:

@@ -39,8 +39,13 @@ _EPERM = (
 # Programs probe for these and have a way without them, if the kernel seems not to know them.
 _ENOSYS = "clone3 io_uring_setup io_uring_enter io_uring_register memfd_secret".split()
 
-# Memory that neither RSS nor the size of a file system shows.
-_UNSEEN_MEMORY = "memfd_create shmget shmat shmctl".split()
+# Memory that neither RSS nor the size of a file system shows. Semaphores stay: they hold next to none.
+_UNSEEN_MEMORY = "memfd_create shmget shmat shmctl msgget msgsnd".split()
+
+# Calls that change another process, which its number as the first argument names.
+_ON_A_PROCESS = "prlimit64 sched_setaffinity sched_setscheduler sched_setparam sched_setattr".split()
+_PID_1 = 1  # the only process inside that is not the program's own; it has one thread
+_PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 
 _CLONE_NAMESPACES = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000)
 _CLONE_NEWTIME = 0x80  # unshare only: in clone's flags these bits are the exit signal
@@ -107,6 +112,12 @@ def _build(*, deny_unseen_memory: bool) -> pyseccomp.SyscallFilter:
     for bit in range(32):
         following = (bit + 1) % 32
         deny(eperm, "personality", masked(0, 1 << bit | 1 << following, 1 << bit))
+
+    for name in _ON_A_PROCESS:
+        deny(eperm, name, masked(0, _LOW, _PID_1))
+    for name, who_process in (("setpriority", _PRIO_PROCESS), ("ioprio_set", _IOPRIO_WHO_PROCESS)):
+        deny(eperm, name, pyseccomp.Arg(0, pyseccomp.NE, who_process))  # of a group or a user, which pid 1 is in
+        deny(eperm, name, masked(1, _LOW, _PID_1))
 
     for request in (_TIOCSTI, _TIOCLINUX):
         deny(eperm, "ioctl", masked(1, _LOW, request))

@@ -1,6 +1,7 @@
 """One sandbox as the launcher has it: started, prepared, released, ended, and every trace removed.
 
-Owns: its bwrap, helper, pipes and memory group. Must not: know other sandboxes. `launcher.py` has the theory.
+Owns: its bwrap, helper, pipes and memory group. Must not: know other sandboxes, or let an error reach them: every call
+from outside goes through `_guarded`. `launcher.py` has the theory.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _ERROR_BYTES = 4096
 _THREAD_STACK_BYTES = 8 * 1024 * 1024  # glibc's; counted by RLIMIT_DATA whether touched or not
 _REPORT = re.compile(rb"E(\d{1,5}) (\d{1,9}\.\d{6}) (\d{1,18})\n")  # as `init.py` writes it
 _MEMORY = "memory"  # the value of KillReason.MEMORY
+_SAMPLED_NOFILE = 256  # no sample shows what sockets hold, which is up to 208 KiB each by the kernel's default
 
 
 class Supervision:
@@ -58,7 +60,7 @@ class Supervision:
         self._pid1_fd: int | None = None
         self._helper: socket.socket | None = None
         self._helper_pid: int | None = None
-        self._up = self._ready = self._release = self._released = False
+        self._up = self._ready = self._release = self._released = self._started = False
         self._kill_reason: str | None = None
         self._report: bytes = b""
         self._error = b""
@@ -75,7 +77,7 @@ class Supervision:
     # --- start
 
     def _start_bwrap(self, payload: int, stdout: int, stderr: int) -> None:
-        confinement, poller = self._confinement, self._poller
+        confinement = self._confinement
         info, info_w = self._pipe()
         error, error_w = self._pipe()
         self._status, status_w = self._pipe()
@@ -123,12 +125,36 @@ class Supervision:
             os.set_blocking(fd, False)
         self._error_fd = error
         self._info_text = b""
-        poller.add(info, lambda: self._on_info(info))
-        poller.add(error, self._on_error)
-        poller.add(self._status, self._on_status)
-        poller.add(self._bwrap_fd, self._on_bwrap_end)
+        self._watch(info, lambda: self._on_info(info))
+        self._watch(error, self._on_error)
+        self._watch(self._status, self._on_status)
+        self._watch(self._bwrap_fd, self._on_bwrap_end)
         if self._group.oom_fd is not None:
-            poller.add(self._group.oom_fd, self._on_memory)
+            self._watch(self._group.oom_fd, self._on_memory)
+
+    # --- the border to the other sandboxes
+
+    def _guarded(self, action: Callable[[], None]) -> bool:
+        """Whether the action went well. If not, this sandbox is given up, and the launcher goes on."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - one sandbox's outermost frame
+            self._fail(f"the sandbox had to be given up: {str(error) or type(error).__name__}")
+            return False
+        return True
+
+    def _watch(self, fd: int, handler: Callable[[], None]) -> None:
+        def handle() -> None:
+            if not self._guarded(handler):
+                self._poller.remove(fd)  # else it would be called again at once, for ever
+
+        self._poller.add(fd, handle)
+
+    def _call_after(self, seconds: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            self._guarded(action)
+
+        self._poller.call_after(seconds, self, act)
 
     def _on_info(self, info: int) -> None:
         data = _read_available(info) or b""
@@ -149,7 +175,7 @@ class Supervision:
         if _parent_of(pid) != self._bwrap:  # it ended, and its number is another's now
             self._pid1_ended = True
             raise ProcessLookupError("pid 1 ended at once")
-        self._poller.add(self._pid1_fd, self._on_pid1_end)
+        self._watch(self._pid1_fd, self._on_pid1_end)
         if self._kill_reason is not None:
             self._kill_now()
             return
@@ -166,7 +192,7 @@ class Supervision:
             theirs.close()
         self._helper, self._helper_pid = ours, helper
         ours.setblocking(False)
-        self._poller.add(ours.fileno(), self._on_helper)
+        self._watch(ours.fileno(), self._on_helper)
         if self._up:
             self._tell_helper()
 
@@ -183,6 +209,7 @@ class Supervision:
             stacks = self._plan.pids * _THREAD_STACK_BYTES
             values[resource.RLIMIT_DATA] = limits.data_bytes or self._plan.memory_bytes + stacks
             values[resource.RLIMIT_NPROC] = min(limits.nproc, self._plan.pids)
+            values[resource.RLIMIT_NOFILE] = min(limits.nofile, _SAMPLED_NOFILE)
         for kind, value in values.items():
             _, hard = resource.prlimit(pid, kind)
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -200,9 +227,11 @@ class Supervision:
                 self._fail("the helper that prepares the network ended early")
             return
         if message["step"] == "listeners":
-            self._send({"op": "prepared", "id": self._number, "kinds": message["kinds"]}, fds)
-            for fd in fds:
-                os.close(fd)
+            try:
+                self._send({"op": "prepared", "id": self._number, "kinds": message["kinds"]}, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
         elif message["step"] == "ready":
             self._ready = True
             assert self._pid1 is not None
@@ -217,8 +246,9 @@ class Supervision:
                 channel.send(self._helper, {})
 
     def release(self) -> None:
+        """Start the program, as soon as all is ready for it."""
         self._release = True
-        self._go()
+        self._guarded(self._go)
 
     def _go(self) -> None:
         if not (self._release and self._up and self._ready) or self._released:
@@ -227,7 +257,7 @@ class Supervision:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control, b"R")
         if self._group.tick_seconds is not None:
-            self._poller.call_after(self._group.tick_seconds, self, self._on_tick)
+            self._call_after(self._group.tick_seconds, self._on_tick)
 
     def _on_status(self) -> None:
         data = _read_available(self._status)
@@ -239,6 +269,9 @@ class Supervision:
             self._up = True
             data = data[1:]
             self._tell_helper()
+        if data[:1] == b"S" and not self._started:
+            self._started = True
+            data = data[1:]
         self._report += data
 
     def _on_error(self) -> None:
@@ -253,12 +286,12 @@ class Supervision:
 
     def _on_memory(self) -> None:
         if self._group.exceeded():
-            self.kill(_MEMORY)
+            self._kill(_MEMORY)
 
     def _on_tick(self) -> None:
         self._on_memory()
         if self._kill_reason is None and self._group.tick_seconds is not None:
-            self._poller.call_after(self._group.tick_seconds, self, self._on_tick)
+            self._call_after(self._group.tick_seconds, self._on_tick)
 
     def _fail(self, message: str) -> None:
         if self._failure is None and self._kill_reason is None:
@@ -267,18 +300,21 @@ class Supervision:
 
     def kill(self, reason: str) -> None:
         """End the sandbox. A program that has ended before keeps its own ending."""
+        self._guarded(lambda: self._kill(reason))
+
+    def _kill(self, reason: str) -> None:
         self._on_status()
         if self._kill_reason is None and not self._report:
             self._kill_reason = reason
         self._kill_now()
 
     def _kill_now(self) -> None:
-        if self._pid1_fd is not None:
-            with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):
+            if self._pid1_fd is not None:
                 signal.pidfd_send_signal(self._pid1_fd, signal.SIGKILL)
-        elif self._failure is not None:
-            # bwrap kills its child on its own death once it has written `info`, which it had.
-            signal.pidfd_send_signal(self._bwrap_fd, signal.SIGKILL)
+            elif self._failure is not None:
+                # bwrap kills its child on its own death once it has written `info`, which it had.
+                signal.pidfd_send_signal(self._bwrap_fd, signal.SIGKILL)
         # Else pid 1 is not known yet: `_join` kills it as soon as it is.
 
     def _on_bwrap_end(self) -> None:
@@ -296,13 +332,12 @@ class Supervision:
     def _maybe_finish(self) -> None:
         if not self._bwrap_ended or not (self._pid1_ended or self._pid1_fd is None):
             return
-        self._on_status()
-        self._on_error()
-        self._drop_helper()
+        for step in (self._on_status, self._on_error, self._drop_helper):
+            self._guarded(step)  # each, whatever became of the one before: the executor waits for this ending
         self._poller.cancel(self)
         try:
             self._evidence = self._group.evidence()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._evidence = Evidence()
             self._failure = f"the account of the sandbox's memory was lost: {error}"
         if self._group.oom_fd is not None:
@@ -314,7 +349,7 @@ class Supervision:
     def _remove(self) -> None:
         """A cgroup stays busy for a moment after its last process."""
         if not self._group.remove() and time.monotonic() < self._give_up_at:
-            self._poller.call_after(_REMOVAL_TICK_SECONDS, self, self._remove)
+            self._call_after(_REMOVAL_TICK_SECONDS, self._remove)
             return
         self._finished(self._number, self._ending())
 
@@ -327,8 +362,8 @@ class Supervision:
                 number = os.WTERMSIG(wait_status)
             else:
                 exit_code = os.WEXITSTATUS(wait_status)
-        elif self._kill_reason is None and self._failure is None and not self._evidence.oom_kills:
-            self._failure = "pid 1 of the sandbox ended without a report"
+        elif self._kill_reason is None and self._failure is None and not self._evidence.oom_kills and not self._started:
+            self._failure = "pid 1 of the sandbox ended without a report"  # later it is the program's doing
         if self._failure is not None:  # what bwrap said comes before what we made of it
             self._failure = self._error.decode(errors="replace").strip() or self._failure
         if self._evidence.peak_memory_bytes is not None and self._group.tick_seconds is None:
@@ -344,6 +379,7 @@ class Supervision:
             "cpu_seconds": self._evidence.cpu_seconds if self._evidence.cpu_seconds is not None else cpu,
             "peak_memory_bytes": max(self._evidence.peak_memory_bytes or 0, peak or 0) or None,
             "failure": self._failure,
+            "released": self._started,
         }
 
     # --- descriptors

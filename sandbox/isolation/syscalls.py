@@ -8,10 +8,8 @@ import signal
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-MS_RDONLY = 0x1
 MS_NOSUID = 0x2
 MS_NODEV = 0x4
-MS_NOEXEC = 0x8
 MS_REMOUNT = 0x20
 MS_BIND = 0x1000
 MS_MOVE = 0x2000
@@ -20,7 +18,6 @@ MS_PRIVATE = 0x40000
 MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 
 
@@ -57,11 +54,6 @@ def _prctl(option: int, value: int, what: str) -> None:
 
 def set_no_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, "set no_new_privs")
-
-
-def set_undumpable() -> None:
-    """Other processes of the same uid can no longer read this one's memory or descriptors."""
-    _prctl(_PR_SET_DUMPABLE, 0, "make the process undumpable")
 
 
 def die_with_parent(expected_parent: int) -> None:

@@ -312,3 +312,33 @@ def test_source_in_another_encoding_is_decoded_by_its_cookie(run: Run) -> None:
 def test_text_of_any_script_prints(run: Run) -> None:
     """The locale is UTF-8."""
     assert run("print('grüß 你好 🐍')").stdout == "grüß 你好 🐍\n"
+
+
+def test_the_report_of_pid_1_cannot_be_starved(run: Run) -> None:
+    """Its limits and its scheduling are out of reach, and all that it needs for its report is loaded beforehand."""
+    outcome = run(
+        dedent("""
+            import sys
+            print("resource" in sys.modules)
+            import os, resource
+            for attempt in (
+                lambda: resource.prlimit(1, resource.RLIMIT_NOFILE, (1, 1)),
+                lambda: os.sched_setaffinity(1, {0}),
+                lambda: os.setpriority(os.PRIO_PROCESS, 1, 19),
+                lambda: os.setpriority(os.PRIO_PGRP, 0, 19),
+                lambda: os.setpriority(os.PRIO_USER, 0, 19),
+            ):
+                try:
+                    attempt()
+                    print("WORKED")
+                except PermissionError:
+                    pass
+            own = os.getpid()
+            resource.prlimit(own, resource.RLIMIT_NOFILE, (64, 64))
+            os.sched_setaffinity(own, os.sched_getaffinity(own))
+            os.setpriority(os.PRIO_PROCESS, own, 5)
+            print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.nice(0))
+        """)
+    )
+    assert (outcome.stdout, outcome.stderr) == ("True\n64 5\n", "")
+    assert (outcome.ending.exit_code, outcome.ending.failure, outcome.ending.released) == (0, None, True)

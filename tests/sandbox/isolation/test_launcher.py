@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
+import resource
+import select
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sandbox.isolation import cgroups
 from sandbox.isolation.client import Ending, IsolationUnavailable, KillReason, Launcher, LauncherConfig, Sandbox
 from sandbox.isolation.plan import Tmpfs
 from tests.sandbox.isolation.conftest import PATIENCE_SECONDS, Rig, finish, make_plan
@@ -247,9 +253,6 @@ def test_closing_the_launcher_ends_its_sandboxes(rig: Rig) -> None:
 
 def test_the_end_of_the_executor_ends_launcher_and_sandboxes(rig: Rig, tmp_path: Path) -> None:
     """SIGKILL of the process that started the launcher: nothing it started survives."""
-    import subprocess
-    import sys
-
     program = (
         "import asyncio, sys\n"
         "from pathlib import Path\n"
@@ -408,3 +411,160 @@ def test_the_launcher_sees_only_what_sandboxes_may(rig: Rig) -> None:
     names = set(os.listdir(f"/proc/{rig.launcher.pid}/root"))
     assert {"usr", "proc", "dev", "skeleton", "sources"} <= names
     assert not names & {"etc", "root", "home", "var", "work", "sys"}
+
+
+def test_a_pid_1_that_ends_without_a_report_is_not_our_failure_once_the_program_runs(rig: Rig) -> None:
+    """Whatever it was that ended it, the program is what could."""
+
+    async def scenario() -> Ending:
+        async with rig.another() as launcher, rig.prepared(SPINNING, launcher=launcher) as sandbox:
+            await sandbox.release()
+            await first_output(sandbox.stdout)
+            for pid in descendants(launcher.pid):
+                if re.search(r"^NSpid:.*\t1$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
+                    os.kill(pid, signal.SIGKILL)
+            return await sandbox.ended()
+
+    ending = rig.do(scenario())
+    assert (ending.released, ending.failure, ending.exit_code, ending.signal, ending.killed_by_us) == (
+        True, None, None, None, None,
+    )  # fmt: skip
+
+
+def test_whoever_finds_the_launcher_gone_knows_that_it_is_lost(rig: Rig) -> None:
+    """`lost` is set when the first call that meets its end raises, and before the endings are there."""
+
+    async def scenario() -> list[bool]:
+        launcher = await rig.start()
+        sandbox = await launcher.launch(make_plan(), code=SPINNING.encode())
+        await sandbox.release()
+        await first_output(sandbox.stdout)  # so its helper has gone, which had all descriptors of the launcher
+        ended = asyncio.create_task(sandbox.ended())
+        seen: list[bool] = []
+        ended.add_done_callback(lambda _: seen.append(launcher.lost.is_set()))
+        handle = os.pidfd_open(launcher.pid)
+        os.kill(launcher.pid, signal.SIGKILL)
+        select.select([handle], [], [])  # blocking: the loop must not hear of it first
+        os.close(handle)
+        with pytest.raises(IsolationUnavailable, match="the launcher was lost"):
+            await sandbox.release()
+        seen.append(launcher.lost.is_set())
+        await ended
+        await asyncio.sleep(0)
+        await sandbox.close()
+        await launcher.close()
+        return seen
+
+    assert rig.do(scenario()) == [True, True]
+
+
+FLYING = """
+import array, os, socket, time
+fd, pairs, most = os.open("/dev/null", 0), [], 0
+for size in (250, 25, 1):
+    try:
+        while len(pairs) < 300:
+            pairs.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+            pairs[-1][0].setblocking(False)
+            try:
+                while True:
+                    pairs[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * size))])
+                    most += size
+            except BlockingIOError:
+                pass
+    except OSError:
+        pass
+print(f"{most}", flush=True)
+time.sleep(600)
+"""
+
+
+def test_descriptors_kept_on_their_way_stop_no_other_sandbox(rig: Rig) -> None:
+    """As many as the kernel lets one sandbox have, under a launcher whose own limit was as low when it started."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip("`doctor` fails on this host")
+
+    async def scenario() -> tuple[int, list[str], bool]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        try:
+            launcher = await rig.start()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        try:
+            async with rig.prepared(FLYING, launcher=launcher) as sandbox:
+                await sandbox.release()
+                flying = int((await first_output(sandbox.stdout)).split()[-1])
+                outputs = [(await rig.run_async("print('fine')", launcher=launcher)).stdout for _ in range(3)]
+            return flying, outputs, launcher.lost.is_set()
+        finally:
+            await launcher.close()
+
+    flying, outputs, lost = rig.do(scenario())
+    assert 256 < flying < 4096
+    assert (outputs, lost) == (["fine\n"] * 3, False)
+
+
+ONE_FAILS = """
+import errno, os, sys
+from pathlib import Path
+from tests.sandbox.isolation.conftest import make_plan
+from sandbox.isolation.client import LauncherConfig
+from sandbox.isolation.confine import confine
+from sandbox.isolation.poller import Poller
+from sandbox.isolation.supervision import Supervision
+
+def send(message, fds):
+    if message["id"] == 1:
+        raise OSError(errno.ETOOMANYREFS, "too many references")
+    prepared.append(message["id"])
+
+def finished(number, ending):
+    endings[number] = ending
+    del alive[number]
+
+plan, null, prepared, endings, alive = make_plan(), os.open(os.devnull, os.O_RDWR), [], {}, {}
+confinement, poller = confine(LauncherConfig(state_dir=Path(sys.argv[1])).as_message(), os.getppid()), Poller()
+for number in (1, 2):
+    alive[number] = Supervision(
+        number, plan, [null] * 3, confinement=confinement, poller=poller, send=send, finished=finished
+    )
+while 1 in alive or not prepared:
+    poller.run_once()
+alive[2].kill("cancelled")
+while alive:
+    poller.run_once()
+print(endings[1]["failure"], "|", endings[2]["failure"], endings[2]["killed_by_us"], *confinement.leftovers)
+confinement.clean_up()
+"""
+
+
+def test_an_error_in_one_sandbox_is_the_end_of_that_one(tmp_path: Path) -> None:
+    """The kernel refuses to send its listeners: it fails, with the reason, and its neighbour is prepared and ended."""
+    answer = subprocess.run(
+        [sys.executable, "-c", ONE_FAILS, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
+    assert answer.returncode == 0, answer.stderr
+    first, _, second = answer.stdout.partition("|")
+    assert "too many references" in first
+    failure, reason, *leftovers = second.split()
+    assert (failure, reason) == ("None", "cancelled")
+    for directory in leftovers:
+        cgroups.remove_tree(directory)
+
+
+def test_one_sandbox_has_only_a_part_of_the_inotify_instances(rig: Rig) -> None:
+    """The kernel counts them by uid, which all sandboxes of a launcher share."""
+    code = (
+        "import ctypes\nlibc = ctypes.CDLL(None)\nn = 0\nwhile libc.inotify_init() >= 0: n += 1\n"
+        "print(n, flush=True)\nimport time; time.sleep(600)"
+    )
+
+    async def scenario() -> tuple[int, str]:
+        async with rig.another() as launcher, rig.prepared(code, launcher=launcher) as sandbox:
+            await sandbox.release()
+            first = int(await first_output(sandbox.stdout))
+            other = "import ctypes; print(ctypes.CDLL(None).inotify_init() >= 0)"
+            return first, (await rig.run_async(other, launcher=launcher)).stdout
+
+    assert rig.do(scenario()) == (32, "True\n")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sandbox.isolation import sampling
 from sandbox.isolation.client import KillReason, Launcher
 from sandbox.isolation.memory import V2
 from sandbox.isolation.plan import MIB, Tmpfs
@@ -44,6 +47,40 @@ GREED = {
         for place in range(0, len(m), 4096): m[place] = 1
         signal.pause()
     """),
+    "shared memory that no process has in its table": textwrap.dedent("""
+        import mmap, signal
+        m = mmap.mmap(-1, 400 << 20)
+        for start in range(0, len(m), 4 << 20):
+            for place in range(start, start + (4 << 20), 4096): m[place] = 1
+            m.madvise(mmap.MADV_DONTNEED, start, 4 << 20)
+        signal.pause()
+    """),
+}
+_SOCKETS = """
+import os, signal, socket
+def fill(kind, size, close):
+    kept = []
+    try:
+        while True:
+            a, b = socket.socketpair(socket.AF_UNIX, kind)
+            kept += [b] if close else [a, b]
+            a.setblocking(False)
+            try:
+                while True: a.send(b"x" * size)
+            except BlockingIOError:
+                if close: a.close()
+    except OSError:
+        pass
+    signal.pause()
+for _ in range(20):
+    if os.fork() == 0:
+        fill({arguments})
+signal.pause()
+"""
+GREED |= {
+    "buffers of sockets": _SOCKETS.format(arguments="socket.SOCK_STREAM, 65536, False"),
+    "buffers of sockets whose senders are closed": _SOCKETS.format(arguments="socket.SOCK_STREAM, 16, True"),
+    "datagrams": _SOCKETS.format(arguments="socket.SOCK_DGRAM, 20000, True"),
 }
 ROOMY = tuple(Tmpfs(target, 1024 * MIB, 65_536) for target in ("/workspace", "/tmp", "/dev/shm"))
 
@@ -80,6 +117,36 @@ def test_more_than_the_limit_is_a_kill_with_evidence(
         assert ending.killed_by_us is KillReason.MEMORY
         assert ending.peak_memory_bytes is not None
         assert ending.peak_memory_bytes > LIMIT
+
+
+def test_the_buffers_of_connections_are_limited(by_method: tuple[Launcher, Callable[..., Outcome]]) -> None:
+    """120 connections that nobody reads hold twice the limit by themselves; here they end, or get no more."""
+    launcher, run = by_method
+    outcome = run(
+        textwrap.dedent("""
+            import select, socket, time
+            server = socket.create_server(("127.0.0.1", 0), backlog=200)
+            kept, held = [], 0
+            for _ in range(120):
+                c = socket.create_connection(server.getsockname())
+                kept += [c, server.accept()[0]]
+                c.setblocking(False)
+                try:
+                    while True: held += c.send(b"x" * 65536)
+                except BlockingIOError:
+                    pass
+            end = time.monotonic() + 1
+            while time.monotonic() < end: time.sleep(0.05)
+            print(f"{held}", flush=True)
+        """),
+        memory_bytes=LIMIT,
+    )
+    if launcher.memory_method == "cgroup-v1":
+        assert 0 < int(outcome.stdout) <= LIMIT * 1.25  # a send that is under way is let through
+    elif launcher.memory_method == "sampling":
+        assert outcome.ending.killed_by_us is KillReason.MEMORY
+    else:
+        assert outcome.ending.oom_kills or int(outcome.stdout) <= LIMIT
 
 
 def test_less_than_the_limit_is_not_killed(by_method: tuple[Launcher, Callable[..., Outcome]]) -> None:
@@ -120,6 +187,81 @@ def test_pages_that_forks_share_are_counted_once(by_method: tuple[Launcher, Call
         memory_bytes=LIMIT,
     )
     assert outcome.stdout == "fine\n"
+
+
+def test_shared_memory_is_counted_once(by_method: tuple[Launcher, Callable[..., Outcome]]) -> None:
+    """70 MiB that two processes have touched are 70 MiB."""
+    _, run = by_method
+    outcome = run(
+        textwrap.dedent("""
+            import mmap, os, time
+            m = mmap.mmap(-1, 70 << 20)
+            pid = os.fork()
+            for place in range(0, len(m), 4096): m[place] = 1
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end: time.sleep(0.05)
+            if pid:
+                os.waitpid(pid, 0)
+                print("fine")
+        """),
+        memory_bytes=LIMIT,
+    )
+    assert outcome.stdout == "fine\n"
+
+
+def test_shared_objects_of_multiprocessing_work(by_method: tuple[Launcher, Callable[..., Outcome]]) -> None:
+    """Values, arrays, locks and shared memory, by whatever method memory is limited."""
+    _, run = by_method
+    outcome = run(
+        textwrap.dedent("""
+            import multiprocessing as m
+            from multiprocessing import shared_memory
+            def work(value, array, name):
+                with value.get_lock(): value.value += 1
+                array[0] = 7
+                block = shared_memory.SharedMemory(name=name)
+                block.buf[0] = 9
+                block.close()
+            if __name__ == "__main__":
+                value, array = m.Value("i", 1), m.Array("i", 4)
+                block = shared_memory.SharedMemory(create=True, size=4096)
+                child = m.Process(target=work, args=(value, array, block.name))
+                child.start(); child.join()
+                print(value.value, array[0], block.buf[0])
+                block.close(); block.unlink()
+        """)
+    )
+    assert (outcome.stdout, outcome.stderr) == ("2 7 9\n", "")
+
+
+def test_what_a_look_does_not_reach_is_counted_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages shared by forks are divided among them only as long as that costs little; looks are apart in time."""
+    code = (
+        "x = b'z' * (40 << 20)\nimport os\nfor _ in range(3):\n    if os.fork() == 0: break\nprint(flush=True)\ninput()"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(4):
+            process.stdout.readline()
+        thorough, hasty = (sampling.Sampling().group("1", 100 * MIB, 10) for _ in range(2))
+        for group in (thorough, hasty):
+            group.watch(process.pid, [])
+        assert not thorough.exceeded()
+        monkeypatch.setattr(sampling, "_LOOK_CPU_SECONDS", -1.0)
+        assert not thorough.exceeded()  # it would be now, but has just looked
+        assert hasty.exceeded()
+        process.stdin.close()
+        assert thorough.evidence().peak_memory_bytes is not None
+    assert (thorough.evidence().peak_memory_bytes or 0) < 100 * MIB < (hasty.evidence().peak_memory_bytes or 0)
+
+
+def test_sampling_allows_fewer_descriptors(by_method: tuple[Launcher, Callable[..., Outcome]]) -> None:
+    """No sample shows what sockets hold."""
+    launcher, run = by_method
+    outcome = run("import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))")
+    assert outcome.stdout == ("256 256\n" if launcher.memory_method == "sampling" else "1024 1024\n")
 
 
 def test_the_cpu_time_of_a_killed_tree_is_known(rig: Rig) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 
 from sandbox.isolation import probe
@@ -12,7 +14,7 @@ def test_this_host_passes_every_check() -> None:
     """Or else no other test of isolation means anything. The checks are what `doctor` shows first."""
     checks = probe.check_host(make_plan())
     assert [check.name for check in checks] == [
-        "bubblewrap", "libseccomp", "namespaces", "capture", "interpreter", "memory limit",
+        "bubblewrap", "libseccomp", "descriptors", "namespaces", "capture", "interpreter", "memory limit",
     ]  # fmt: skip
     assert [check for check in checks if not check.ok] == []
     assert all(check.detail for check in checks)
@@ -45,5 +47,16 @@ def test_a_missing_bubblewrap_is_a_failed_check(monkeypatch: pytest.MonkeyPatch)
     """Its remedy names the package, and the checks that need it are not tried."""
     monkeypatch.setattr(probe, "_BWRAP_PATH", "/nonexistent")
     checks = probe.check_host(make_plan())
-    assert [(check.name, check.ok) for check in checks] == [("bubblewrap", False), ("libseccomp", True)]
+    assert [(check.name, check.ok) for check in checks] == [
+        ("bubblewrap", False), ("libseccomp", True), ("descriptors", True),
+    ]  # fmt: skip
     assert "bubblewrap" in checks[0].remedy
+
+
+def test_a_low_limit_of_descriptors_is_a_failed_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code inside could then keep every launch from working."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    check = probe.check_descriptors()
+    assert (check.ok, "LimitNOFILE" in check.remedy) == (False, True)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
+    assert probe.check_descriptors().ok

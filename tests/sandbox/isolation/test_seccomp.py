@@ -70,6 +70,7 @@ def verdict() -> Callable[..., str | int]:
 
 
 NAMESPACE_FLAGS = [0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000]
+ON_A_PROCESS = ["prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"]
 UNIX, INET, INET6, NETLINK = socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK
 STREAM, DGRAM, RAW = socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW
 
@@ -143,6 +144,20 @@ def test_these_calls_seem_unknown(verdict: Callable[..., str | int], name: str) 
         (("socketpair", UNIX, STREAM, 0), ALLOW),
         (("socketpair", INET, STREAM, 0), EPERM),
         (("socketpair", UNIX | HIGH, STREAM, 0), EPERM),
+        *(((name, 1), EPERM) for name in ON_A_PROCESS),  # pid 1
+        *(((name, 1 | HIGH), EPERM) for name in ON_A_PROCESS),
+        *(((name, pid), ALLOW) for name in ON_A_PROCESS for pid in (0, 2, 257)),  # the program's own
+        (("setpriority", 0, 0), ALLOW),  # PRIO_PROCESS
+        (("setpriority", 0, 2), ALLOW),
+        (("setpriority", 0 | HIGH, 1), EPERM),
+        (("setpriority", 0, 1 | HIGH), EPERM),
+        (("setpriority", 1, 0), EPERM),  # a group
+        (("setpriority", 2, 0), EPERM),  # a user
+        (("ioprio_set", 1, 0), ALLOW),
+        (("ioprio_set", 1, 1), EPERM),
+        (("ioprio_set", 2, 0), EPERM),
+        (("ioprio_set", 3, 0), EPERM),
+        (("sched_getaffinity", 1), ALLOW),
         (("memfd_create", 0, 0), ALLOW),
         (("shmget", 0, 0, 0), ALLOW),
         (("execve", 0, 0, 0), ALLOW),
@@ -184,9 +199,13 @@ def test_other_architectures_are_killed() -> None:
 
 @x86_64_only
 def test_where_memory_is_sampled_what_cannot_be_seen_is_denied() -> None:
-    """memfd and SysV shared memory; in the other filter they are allowed."""
+    """memfd, SysV shared memory and messages, but not semaphores; in the other filter they are allowed."""
+    names = ("memfd_create", "shmget", "shmat", "msgget", "msgsnd")
     program = seccomp.build_filter(deny_unseen_memory=True)
-    assert {evaluate(program, number_of(name), ()) for name in ("memfd_create", "shmget", "shmat")} == {ENOSYS}
+    assert {evaluate(program, number_of(name), ()) for name in names} == {ENOSYS}
+    assert {evaluate(program, number_of(name), ()) for name in ("semget", "semop")} == {ALLOW}
+    program = seccomp.build_filter(deny_unseen_memory=False)
+    assert {evaluate(program, number_of(name), ()) for name in names} == {ALLOW}
 
 
 # Each prints 0, or the errno. The arguments are such that unconfined it works, or fails for another reason.

@@ -596,8 +596,10 @@ class TestPassthrough:
 @pytest.fixture(scope="module")
 def unlucky(rig: Rig, peers: Peers) -> Attempt:
     hosts = {**peers.hosts, "nobody.test": "20.250.0.1", "wrong.test": peers.other.address}
-    names = ("allowed.test", "nobody.test", "wrong.test", "unknown.test")
-    return rig.explicit(grant(*(rule(name) for name in names), hosts=hosts))
+    names = ("allowed.test", "wrong.test", "unknown.test")
+    # At the usual ports something may listen on every address of this process's world.
+    rules = [rule("nobody.test", 81), *(rule(name) for name in names)]
+    return rig.explicit(grant(*rules, hosts=hosts))
 
 
 class TestFailures:
@@ -609,7 +611,7 @@ class TestFailures:
         assert unlucky.events(event="decision", host=host, decision="deny") == []
 
     def test_a_port_that_nobody_listens_on(self, unlucky: Attempt) -> None:
-        answer = ask(unlucky.explicit(), get("nobody.test", target="http://nobody.test/"))
+        answer = ask(unlucky.explicit(), get("nobody.test:81", target="http://nobody.test:81/"))
         assert (answer.status, answer.code) == (502, "connect_failed")
         self.failed(unlucky, "nobody.test")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import psutil
@@ -26,7 +27,7 @@ def sandboxes_of(launcher: Launcher) -> int:
 
 async def settled(pool: WarmPool) -> None:
     while pool._tasks:
-        await next(iter(pool._tasks))
+        await asyncio.wait(pool._tasks)
 
 
 def test_the_next_call_takes_a_sandbox_that_was_waiting_and_another_takes_its_place(

@@ -504,19 +504,25 @@ def _vet(grant: Grant, host: Host, request: Request, address: IPAddress, allowed
         kind = request.address_class
     if kind is AddressClass.PUBLIC:
         return allowed
+    near: PrivateAddress | None = None
     for entry in grant.private_addresses if kind not in NEVER_DIALLED else ():
         if address.version != entry.cidr.version or address not in entry.cidr:
-            continue
-        if entry.ports is not None and request.port not in entry.ports:
             continue
         if entry.registries:
             if grant.mode is not Mode.REGISTRY_DEFAULT:
                 continue
         elif entry.host is None or not entry.host.covers(host):
             continue
+        if entry.ports is not None and request.port not in entry.ports:
+            near = near or entry
+            continue
         return Decision(Verdict.ALLOW, Reason.ALLOWED, entry.id, f"{address} is allowed for `{host}`")
     where = f"{address} is" if host.address is not None else f"`{host}` is at {address}, which is"
-    return deny(Reason.ADDRESS_NOT_PUBLIC, f"{where} {_article(kind.value)} {kind.value} address")
+    detail = f"{where} {_article(kind.value)} {kind.value} address"
+    if near is not None and near.ports is not None:
+        ports = ", ".join(map(str, near.ports))
+        detail += f", and `{near.id}` permits it at port {ports}, not at {request.port}"
+    return deny(Reason.ADDRESS_NOT_PUBLIC, detail, None if near is None else near.id)
 
 
 def _article(noun: str) -> str:

@@ -12,17 +12,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from proxy.roots import host_ca_bundle
 from sandbox.isolation import init
 from sandbox.isolation.plan import INIT, PACKAGES, SANDBOX_GID, SANDBOX_UID, WORKSPACE, ReadOnly
 
 _MOUNT_POINTS = ("usr", "proc", "dev", "tmp", "run", "opt/python", "opt/node", PACKAGES[1:], WORKSPACE[1:])
 SYSTEM_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr where that is merged
-_CA_BUNDLES = (  # where distributions keep the public roots
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-)
 _COPIED = ("ld.so.cache", "protocols", "services", "mime.types", "os-release")  # say nothing of the host but its kind
 
 _ETC = {
@@ -93,10 +88,8 @@ def write(skeleton: Skeleton, root: Path) -> None:
 
 
 def _public_roots() -> str:
-    for path in _CA_BUNDLES:
-        with contextlib.suppress(OSError):
-            return Path(path).read_text(encoding="ascii", errors="replace").rstrip() + "\n"
-    return ""
+    bundle = host_ca_bundle()
+    return "" if bundle is None else bundle.read_text(encoding="ascii", errors="replace").rstrip() + "\n"
 
 
 def _init_bytecode() -> bytes:

@@ -298,7 +298,7 @@ EVERYWHERE = grant(
         (ask(DIAL, "box.test", 8443, address="10.1.2.3"), ("allow", "allowed", "private")),
         (ask(DIAL, "x.box.test", 8443, address="10.1.2.3"), ("allow", "allowed", "private")),
         (ask(DIAL, "box.test", 8443, address="93.184.216.34"), ("allow", "allowed", "allow[0]")),
-        (ask(DIAL, "box.test", 443, address="10.1.2.3"), ("deny", "address_not_public", None)),
+        (ask(DIAL, "box.test", 443, address="10.1.2.3"), ("deny", "address_not_public", "private")),
         (ask(DIAL, "box.test", 8443, address="10.2.0.1"), ("deny", "address_not_public", None)),
         (ask(DIAL, "box.test", 8443, address="::ffff:10.1.2.3"), ("deny", "address_not_public", None)),
         (ask(CONNECT, "10.9.9.9"), ("allow", "allowed", "private")),
@@ -311,6 +311,12 @@ def test_an_address_that_is_not_public_needs_an_entry_for_that_host_network_and_
     request_: Request, expected: tuple[str, str, str | None]
 ) -> None:
     assert answer(decide(BOX, request_)) == expected
+
+
+def test_an_entry_for_another_port_is_named_in_the_denial() -> None:
+    """An operator who wrote one looks for why it does not hold."""
+    detail = decide(BOX, ask(DIAL, "box.test", 443, address="10.1.2.3")).detail
+    assert detail.endswith("which is a private address, and `private` permits it at port 8443, not at 443")
 
 
 @pytest.mark.parametrize(

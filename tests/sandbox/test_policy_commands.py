@@ -105,7 +105,7 @@ EXPLAINED = [
     (["--domain", "db.test", "db.test:5433"], 1, "port_not_allowed", "network.allow[1]"),
     (["--domain", "shop.test", "shop.test:22"], 1, "port_not_allowed", "network.allow[0]"),
     (["--domain", "box.test", "https://box.test/"], 0, "allowed", "network.allow[3]"),
-    (["--domain", "box.test", "http://box.test/"], 1, "address_not_public", None),
+    (["--domain", "box.test", "http://box.test/"], 1, "address_not_public", "network.private_addresses[0]"),
     (["--domain", "pin.test", "https://pin.test/"], 0, "allowed", "network.allow[2]"),
     (["--allow-network", "https://index.test/simple/"], 0, "allowed", "registries.python[0]"),
     (["--allow-network", "https://shop.test/"], 1, "host_not_allowed", "registries.python"),

@@ -148,7 +148,7 @@ def _field_names(kind: type[_Event]) -> tuple[str, ...]:
     names = _FIELD_NAMES.get(kind)
     if names is None:
         # Every subclass is a dataclass; the base is not, so the type checker cannot know.
-        names = _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind))  # type: ignore[arg-type]
+        names = _FIELD_NAMES[kind] = tuple(field.name for field in fields(kind))  # type: ignore[arg-type]  # every subclass is a dataclass
     return names
 
 

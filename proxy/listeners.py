@@ -152,7 +152,7 @@ class Handler(mode_servers.ProxyConnectionHandler):
                     yield result
         except AuditUnavailable as error:
             self._fail_unwritten(error)
-        except Exception:
+        except Exception:  # whatever it is, it is a denial
             logger.exception(_HOOK_FAILED, hook.name)
             self._fail(hook)
 
@@ -167,7 +167,7 @@ class Handler(mode_servers.ProxyConnectionHandler):
             await waiting
         except AuditUnavailable as error:
             self._fail_unwritten(error)
-        except Exception:
+        except Exception:  # whatever it is, it is a denial
             logger.exception(_HOOK_FAILED, hook.name)
             self._fail(hook)
 
@@ -431,7 +431,7 @@ class AttemptServer(mode_servers.ServerInstance[AttemptMode]):
             handler.layer = cast(Layer, Guard(top, handler, state.upstream))
             with self._proxyserver.register_connection(handler.client.id, handler):
                 await handler.handle_client()
-        except Exception:
+        except Exception:  # whatever it is, this connection ends and no other
             logger.exception("a connection could not be served: it is closed")
             handler.crash()
         finally:
@@ -517,7 +517,7 @@ class DnsDatagrams:
             attempt.queries.take()
             try:
                 response = answer(attempt, Connection("dns-udp"), query)
-            except Exception:
+            except Exception:  # whatever it is, it is a denial
                 logger.exception("a DNS query could not be judged: it is refused")
                 response = fail(query)
             if response is not None:

@@ -93,7 +93,7 @@ class Server:
                     reply["error"] = f"`{other}` is not a message"
         except AuditUnavailable as error:
             reply["error"] = f"the audit log cannot be written: {error}"
-        except Exception as error:
+        except Exception as error:  # the edge: the executor is told, and other attempts are served on
             logger.exception("a control message failed")
             reply["error"] = f"{type(error).__name__}: {error}"
         finally:

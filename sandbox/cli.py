@@ -259,7 +259,7 @@ def main() -> None:
             os.open(os.devnull, os.O_RDWR)
     try:
         app()
-    except Exception as error:
+    except Exception as error:  # the edge: what is nobody else's fault is ours
         reference = secrets.token_hex(4)
         logging.getLogger("sluicegate").exception("internal error %s", reference)
         _say(f"internal error {reference}: {type(error).__name__}: {error}")

@@ -342,4 +342,4 @@ class Launcher:
 def _ending(message: Message) -> Ending:
     values = {key: value for key, value in message.items() if key not in ("op", "id")}
     reason = values.pop("killed_by_us")
-    return Ending(**values, killed_by_us=KillReason(cast(str, reason)) if reason is not None else None)  # type: ignore[arg-type]
+    return Ending(**values, killed_by_us=KillReason(cast(str, reason)) if reason is not None else None)  # type: ignore[arg-type]  # ours

@@ -23,7 +23,7 @@ see to it that nothing can be.
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
+import _signal  # type: ignore[import-not-found]  # built in, and in no stubs
 import _sitebuiltins
 import gc
 import marshal
@@ -39,7 +39,7 @@ _ALL_FDS = 1 << 30
 def set_dumpable(value: int) -> None:
     import _ctypes
 
-    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # type: ignore[arg-type]
+    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # type: ignore[arg-type]  # the stubs know no None
     if _ctypes.call_function(prctl, (_PR_SET_DUMPABLE, value, 0, 0, 0)) != 0:
         raise OSError("prctl(PR_SET_DUMPABLE) failed")
 

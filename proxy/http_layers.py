@@ -147,7 +147,8 @@ class GuardedHttp1(_Http1WithoutTrailers, Http1Server):
         piece = overlap + data
         end = piece.find(b"\r\n\r\n")
         # From the last byte that was looked at on: it may be the first half of what is searched for.
-        if _AMBIGUOUS.search(piece, max(len(overlap) - 1, 0), len(piece) if end < 0 else end):
+        # With the end of the last line, or what stands before it would be taken for what a later read goes on from.
+        if _AMBIGUOUS.search(piece, max(len(overlap) - 1, 0), len(piece) if end < 0 else end + 2):
             return "the head of the request has a line or a character that no request has", False
         self._scanned = before + len(piece)
         self._overlap = piece[-_OVERLAP_BYTES:]

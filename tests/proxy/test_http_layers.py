@@ -15,7 +15,7 @@ import h2.connection
 import h2.events
 import pytest
 import websockets.sync.client
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mitmproxy import connection, http, options
 from mitmproxy.proxy import commands, events
@@ -678,6 +678,7 @@ PIECES = [b"GET / HTTP/1.1", b"Host: a", b"X: b", b"\r\n", b"\r\n", b"\r\n", b"\
 
 class TestReadingHeads:
     @given(st.lists(st.sampled_from(PIECES), max_size=12), st.integers(1, 5))
+    @example([b"GET / HTTP/1.1", b"\r", b"\r\n", b"\r\n"], 1)  # a carriage return of its own before the head's end
     def test_how_a_head_is_cut_into_reads_changes_nothing(self, pieces: list[bytes], step: int) -> None:
         data = b"".join(pieces)
         at_once, in_steps = Reading(), Reading()

@@ -22,6 +22,8 @@ from sandbox.isolation.plan import Tmpfs
 
 _NS_GET_USERNS = 0xB701
 _LOOPBACK_TIMEOUT_SECONDS = 10.0
+_FIRST_FREE_FD = 3
+_LAST_FD = (1 << 32) - 1
 # What one sandbox may have of the kernel's account of the launcher's uid, of which all its sandboxes take. The kernel's
 # own limits for a uid are 128 instances, and watches by the size of the memory.
 _USER_LIMITS = {"max_inotify_instances": 32, "max_inotify_watches": 8192}
@@ -53,6 +55,7 @@ def run(sock: socket.socket, namespaces: Namespaces, pid: int, group: Group, tmp
     """The helper's whole life. It sends `listeners`, then waits to hear that pid 1 is up, then sends `ready`."""
     status = 1
     try:
+        _keep_only(sock.fileno(), namespaces.user, namespaces.network, namespaces.mount)
         _prepare(sock, namespaces, pid, group, tmpfs)
         status = 0
     except channel.ChannelClosed:
@@ -80,11 +83,20 @@ def _prepare(sock: socket.socket, namespaces: Namespaces, pid: int, group: Group
             "tmpfs", one.target, None, syscalls.MS_REMOUNT | syscalls.MS_NOSUID | syscalls.MS_NODEV,
             f"size={one.size_bytes},nr_inodes={one.inodes}",
         )  # fmt: skip
-    watched = []
+    watched = [os.open(one.target, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC) for one in tmpfs]
     if group.tick_seconds is not None:
-        watched = [os.open(one.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for one in tmpfs]
         watched.append(socketmem.open_diagnostics().detach())
     channel.send(sock, {"step": "ready"}, watched)
+
+
+def _keep_only(*needed: int) -> None:
+    """Close what the launcher has open for other sandboxes: of none may anything last longer for this process."""
+    lowest = _FIRST_FREE_FD
+    for fd in sorted(needed):
+        if lowest < fd:
+            syscalls.close_range(lowest, fd - 1)
+        lowest = fd + 1
+    syscalls.close_range(lowest, _LAST_FD)
 
 
 def _limit_user() -> None:

@@ -19,13 +19,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from sandbox.isolation.filesystems import Filesystems
+
 PREFIX = "sluicegate-"
 _V1_OPTIONAL = "cpuacct"
+_LARGEST_CHARGE = 2 * 1024 * 1024  # at once, a huge page; a group is full when the next one would be too much
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the limits did. None where it could not be measured."""
+    """What the limits did. None where it could not be measured.
+
+    `oom_kills` are processes that were killed since this group, and not one above it, was full.
+    """
 
     oom_kills: int = 0
     pids_limit_hits: int = 0
@@ -43,8 +49,8 @@ class Group(Protocol):
     def admit(self, pid: int) -> None:
         """Put pid 1 into the group from outside, where it cannot enter by itself."""
 
-    def watch(self, pid: int, watched: Sequence[int]) -> None:
-        """Tell what to sample: the tree, open directories of file systems, and a socket for `SocketMemory`."""
+    def watch(self, pid: int, filesystems: Filesystems, diagnostics: Sequence[int]) -> None:
+        """Tell what to sample: the tree, file systems (the caller's), and a socket for `SocketMemory` (now its own)."""
 
     def exceeded(self) -> bool:
         """Whether the limit did its work. Asked when `oom_fd` is readable, and at every tick."""
@@ -100,6 +106,7 @@ class _V1Group:
 
     def __init__(self, directories: dict[str, str], memory_bytes: int, pids: int) -> None:
         self._directories = directories
+        self._memory_bytes = memory_bytes
         self.oom_fd: int | None = None
         self.entrances: tuple[int, ...] = ()
         try:
@@ -130,17 +137,30 @@ class _V1Group:
         which costs an RCU period (8 ms measured) whenever it was not taken for a while.
         """
 
-    def watch(self, pid: int, watched: Sequence[int]) -> None:
+    def watch(self, pid: int, filesystems: Filesystems, diagnostics: Sequence[int]) -> None:
         """Nothing to sample."""
 
     def exceeded(self) -> bool:
-        """The kernel says so when it finds nothing more to reclaim, before it chooses whom to kill and counts it."""
+        """The kernel says so when it finds nothing more to reclaim, before it chooses whom to kill and counts it.
+
+        It also says so to each group below one that is full, and counts whom it then kills.
+        """
         try:
-            return self.oom_fd is not None and os.eventfd_read(self.oom_fd) > 0
+            return self.oom_fd is not None and os.eventfd_read(self.oom_fd) > 0 and self._was_full()
         except BlockingIOError:
             return False
 
+    def _was_full(self) -> bool:
+        """By the highest usage: `failcnt` stays 0 under recent kernels (6.18)."""
+        peak = 0
+        for name in ("memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes"):  # the second with swap accounting
+            with contextlib.suppress(FileNotFoundError):
+                peak = max(peak, int(_read(f"{self._directories['memory']}/{name}")))
+        return peak >= self._memory_bytes - _LARGEST_CHARGE
+
     def _oom_kills(self) -> int:
+        if not self._was_full():
+            return 0
         return _keyed(_read(f"{self._directories['memory']}/memory.oom_control")).get("oom_kill", 0)
 
     def evidence(self) -> Evidence:
@@ -196,11 +216,15 @@ class _V2Group:
     def admit(self, pid: int) -> None:
         _write(f"{self._directory}/cgroup.procs", pid)
 
-    def watch(self, pid: int, watched: Sequence[int]) -> None:
+    def watch(self, pid: int, filesystems: Filesystems, diagnostics: Sequence[int]) -> None:
         """Nothing to sample."""
 
     def exceeded(self) -> bool:
-        return self._events("memory", "oom_kill") > 0
+        return self._oom_kills() > 0
+
+    def _oom_kills(self) -> int:
+        """`oom_kill` counts whoever's limit it was; `oom` is this group's."""
+        return self._events("memory", "oom_kill") if self._events("memory", "oom") else 0
 
     def _events(self, controller: str, key: str) -> int:
         return _keyed(_read(f"{self._directory}/{controller}.events")).get(key, 0)
@@ -210,7 +234,7 @@ class _V2Group:
         with contextlib.suppress(FileNotFoundError):  # `memory.peak` came with Linux 5.19
             peak = int(_read(f"{self._directory}/memory.peak"))
         return Evidence(
-            oom_kills=self._events("memory", "oom_kill"),
+            oom_kills=self._oom_kills(),
             pids_limit_hits=self._events("pids", "max"),
             cpu_seconds=_keyed(_read(f"{self._directory}/cpu.stat")).get("usage_usec", 0) / 1e6,
             peak_memory_bytes=peak,

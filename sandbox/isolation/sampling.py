@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
 
+from sandbox.isolation.filesystems import Filesystems
 from sandbox.isolation.memory import Evidence, Group
 from sandbox.isolation.socketmem import SocketMemory
 
@@ -29,7 +29,6 @@ _CONFIRM_SECONDS = 0.2  # between two closer looks at one tree
 _LOOK_CPU_SECONDS = 0.1  # for one; 16 processes of 40 MiB each took 0.01, a thousand mappings about 0.001
 _LOOK_SHARE = 4  # the time from one to the next is at least so many times what it took
 
-_INODE_BYTES = 1024  # of kernel memory for each file of a tmpfs; shmem_inode_cache and its dentry, rounded up
 _READ_BYTES = 65536
 _SHARED_ANONYMOUS = b"/dev/zero (deleted)"  # what the kernel calls a mapping that is both
 
@@ -40,7 +39,7 @@ class Sampling:
     method = "sampling"
 
     def group(self, name: str, memory_bytes: int, pids: int) -> Group:
-        return _SampledGroup(memory_bytes)
+        return _SampledGroup(memory_bytes, pids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +58,12 @@ class _SampledGroup:
     tick_seconds: float | None = TICK_SECONDS
     entrances: tuple[int, ...] = ()
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, pids: int) -> None:
         self._limit = memory_bytes
+        self._pids = pids
+        self._pids_hits = 0
         self._pid: int | None = None
-        self._tmpfs: list[int] = []
+        self._filesystems = Filesystems()
         self._peak = 0
         self._cpu = 0.0
         self._exceeded = False
@@ -74,19 +75,19 @@ class _SampledGroup:
     def admit(self, pid: int) -> None:
         """There is no group."""
 
-    def watch(self, pid: int, watched: Sequence[int]) -> None:
-        for fd in watched:
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                self._sockets = SocketMemory(fd)
-            else:
-                self._tmpfs.append(fd)
+    def watch(self, pid: int, filesystems: Filesystems, diagnostics: Sequence[int]) -> None:
+        for fd in diagnostics:
+            self._sockets = SocketMemory(fd)
+        self._filesystems = filesystems
         self._pid = pid
 
     def exceeded(self) -> bool:
         if self._pid is None or self._exceeded:
             return self._exceeded
-        files = sum(map(_tmpfs_bytes, self._tmpfs)) + self._in_sockets()
-        tree = {pid: sizes for pid in _tree(self._pid) if (sizes := _sizes(pid)) is not None}
+        files = self._filesystems.memory_bytes() + self._in_sockets()
+        pids, tasks = _tree(self._pid)
+        self._pids_hits += tasks >= self._pids
+        tree = {pid: sizes for pid in pids if (sizes := _sizes(pid)) is not None}
         self._cpu = max(self._cpu, sum(map(_cpu_seconds, tree)))
         resident = files + sum(sizes.resident for sizes in tree.values())
         if resident + sum(sizes.other for sizes in tree.values()) <= self._limit:
@@ -106,12 +107,11 @@ class _SampledGroup:
         return self._socket_bytes
 
     def evidence(self) -> Evidence:
-        return Evidence(cpu_seconds=self._cpu or None, peak_memory_bytes=self._peak or None)
+        return Evidence(
+            pids_limit_hits=self._pids_hits, cpu_seconds=self._cpu or None, peak_memory_bytes=self._peak or None
+        )
 
     def remove(self) -> bool:
-        for fd in self._tmpfs:
-            os.close(fd)
-        self._tmpfs = []
         if self._sockets is not None:
             self._sockets.close()
             self._sockets = None
@@ -143,18 +143,21 @@ def _look(tree: dict[int, _Sizes], enough: int) -> int:
     return common + sum(private.values())
 
 
-def _tree(root: int) -> list[int]:
-    """The process and its descendants; orphans of a pid namespace are its pid 1's children, so none is missed.
+def _tree(root: int) -> tuple[list[int], int]:
+    """The process and its descendants, and how many tasks they are: each thread is one, and each zombie.
 
-    By the kernel's own lists of children: to read every process of the machine takes 20 ms.
+    Orphans of a pid namespace are its pid 1's children, so none is missed. By the kernel's own lists of children: to
+    read every process of the machine takes 20 ms.
     """
-    pids = [root]
+    pids, tasks = [root], 0
     for pid in pids:
         with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
+            threads = os.listdir(f"/proc/{pid}/task")
+            tasks += len(threads)
+            for thread in threads:
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                     pids += map(int, file.read().split())
-    return pids
+    return pids, tasks
 
 
 def _sizes(pid: int) -> _Sizes | None:
@@ -215,8 +218,3 @@ def _cpu_seconds(pid: int) -> float:
     except psutil.Error:
         return 0.0
     return float(times.user + times.system + times.children_user + times.children_system)
-
-
-def _tmpfs_bytes(fd: int) -> int:
-    usage = os.fstatvfs(fd)
-    return (usage.f_blocks - usage.f_bfree) * usage.f_frsize + (usage.f_files - usage.f_ffree) * _INODE_BYTES

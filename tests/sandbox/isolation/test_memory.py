@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.isolation import sampling
+from sandbox.isolation import cgroups, sampling
 from sandbox.isolation.client import KillReason, Launcher
-from sandbox.isolation.memory import V2
+from sandbox.isolation.filesystems import Filesystems
+from sandbox.isolation.memory import PREFIX, V1, V2
 from sandbox.isolation.plan import MIB, Tmpfs
 from tests.sandbox.isolation.conftest import Outcome, Rig
 
@@ -247,7 +251,7 @@ def test_what_a_look_does_not_reach_is_counted_in_full(monkeypatch: pytest.Monke
             process.stdout.readline()
         thorough, hasty = (sampling.Sampling().group("1", 100 * MIB, 10) for _ in range(2))
         for group in (thorough, hasty):
-            group.watch(process.pid, [])
+            group.watch(process.pid, Filesystems(), [])
         assert not thorough.exceeded()
         monkeypatch.setattr(sampling, "_LOOK_CPU_SECONDS", -1.0)
         assert not thorough.exceeded()  # it would be now, but has just looked
@@ -291,6 +295,42 @@ def test_sampling_denies_memory_that_it_cannot_see(by_method: tuple[Launcher, Ca
     assert outcome.stdout.split() == wanted
 
 
+@pytest.mark.parametrize("full", ["its own group", "the group above it"])
+def test_only_a_group_that_was_full_itself_has_evidence(full: str) -> None:
+    """The kernel also notifies a group below a full one, and counts whom it kills there: that is not the program's."""
+    own, parent = (32 * MIB, 64 * MIB) if full == "its own group" else (64 * MIB, 32 * MIB)
+    name = f"{PREFIX}test-{os.getpid()}"
+    parents = {controller: f"/sys/fs/cgroup/{controller}/{name}" for controller in ("memory", "pids")}
+    try:
+        for path in parents.values():
+            os.mkdir(path)
+    except OSError:
+        for path in parents.values():
+            cgroups.remove_tree(path)
+        pytest.skip("cgroup v1 cannot be written here")
+    group = None
+    try:
+        for limit in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+            with contextlib.suppress(FileNotFoundError):
+                Path(parents["memory"], limit).write_text(str(parent))
+        group = V1(parents).group("1", own, 10)
+        code = "import os, sys\nfor fd in sys.argv[1:]: os.write(int(fd), b'0')\n" + GREED["one process"]
+        command = [sys.executable, "-I", "-S", "-c", code, *map(str, group.entrances)]
+        assert subprocess.run(command, pass_fds=group.entrances).returncode == -signal.SIGKILL
+        assert group.oom_fd is not None
+        assert select.select([group.oom_fd], [], [], 0)[0], "the control: it is told of either"
+        ours = full == "its own group"
+        assert group.exceeded() is ours
+        evidence = group.evidence()
+        assert evidence.oom_kills == (1 if ours else 0)
+        assert (evidence.peak_memory_bytes or 0) <= own
+    finally:
+        if group is not None:
+            group.remove()
+        for path in parents.values():
+            cgroups.remove_tree(path)
+
+
 def test_v2_writes_the_limits_and_reads_the_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a directory that stands for a delegated one: swap is off and the group is killed as a whole."""
     limits = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max", "cgroup.procs")
@@ -316,3 +356,5 @@ def test_v2_writes_the_limits_and_reads_the_evidence(tmp_path: Path, monkeypatch
     evidence = group.evidence()
     assert (evidence.oom_kills, evidence.pids_limit_hits) == (2, 5)
     assert (evidence.cpu_seconds, evidence.peak_memory_bytes) == (1.5, 4096)
+    (directory / "memory.events").write_text("low 0\nmax 0\noom 0\noom_kill 2\noom_group_kill 0\n")
+    assert group.evidence().oom_kills == 0  # by a group above it, or the whole machine

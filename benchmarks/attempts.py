@@ -1,4 +1,4 @@
-"""What an attempt costs beside a plain `python -I`, in one run: latency, latency with one request, attempts per second.
+"""What an attempt costs beside a plain `python -I` or `node`, in one run: latency, with a request or none, and rate.
 
 Compare within the table only: the numbers of another run, or another machine, differ by more than what is compared.
 """
@@ -18,9 +18,11 @@ import trustme
 
 from benchmarks import peers
 from sandbox import CodeCall, Executor, Settings, Status
+from sandbox.interpreters import this_node
 
 ROUNDS = 60
 CONCURRENCY = (1, 4, 16)
+PYTHON, NODE = "plain python -I", "plain node"
 HOST = "bench.test"
 
 POLICY = """\
@@ -33,14 +35,16 @@ network:
   private_addresses: [{{host: {host}, cidr: 127.0.0.1/32, ports: [{port}]}}]
   upstream: {{ca_file: {ca_file}}}
 """
+JS_ONE_REQUEST = "const a = await fetch('https://{host}:{port}/1k'); console.log((await a.arrayBuffer()).byteLength)"
 ONE_REQUEST = "import urllib.request\nprint(len(urllib.request.urlopen('https://{host}:{port}/1k').read()))"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Milliseconds, median and 95th percentile."""
+    """Milliseconds, median and 95th percentile. `floor` is the row of what the runtime takes by itself."""
 
     name: str
+    floor: str
     median_ms: float
     p95_ms: float
 
@@ -64,15 +68,25 @@ async def _measure(executor: Executor, port: int, rounds: int) -> tuple[list[Row
     request = ONE_REQUEST.format(host=HOST, port=port)
 
     async def blocked() -> None:
-        await _expect_success(executor, CodeCall(code="print(1)"))
+        await _expect_success(executor, CodeCall(language="python", code="print(1)"))
 
     async def one_request() -> None:
-        await _expect_success(executor, CodeCall(code=request, allow_network=True, domains=[HOST]))
+        await _expect_success(executor, CodeCall(language="python", code=request, allow_network=True, domains=[HOST]))
+
+    async def js_blocked() -> None:
+        await _expect_success(executor, CodeCall(language="javascript", code="console.log(1)"))
+
+    async def js_one_request() -> None:
+        code = JS_ONE_REQUEST.format(host=HOST, port=port)
+        await _expect_success(executor, CodeCall(language="javascript", code=code, allow_network=True, domains=[HOST]))
 
     kinds: dict[str, Callable[[], Awaitable[None]]] = {
-        "plain python -I": plain,
-        "attempt, block-all": blocked,
-        "attempt, one HTTPS request": one_request,
+        PYTHON: plain,
+        "python, block-all": blocked,
+        "python, one HTTPS request": one_request,
+        NODE: plain_node,
+        "javascript, block-all": js_blocked,
+        "javascript, one HTTPS request": js_one_request,
     }
     times: dict[str, list[float]] = {name: [] for name in kinds}
     for kind in kinds.values():
@@ -83,7 +97,8 @@ async def _measure(executor: Executor, port: int, rounds: int) -> tuple[list[Row
             await kind()
             times[name].append((time.perf_counter() - started) * 1000)
     rows = [
-        Row(name, statistics.median(values), statistics.quantiles(values, n=20)[18]) for name, values in times.items()
+        Row(name, _floor(name), statistics.median(values), statistics.quantiles(values, n=20)[18])
+        for name, values in times.items()
     ]
     rates = {}
     for at_once in CONCURRENCY:
@@ -93,10 +108,22 @@ async def _measure(executor: Executor, port: int, rounds: int) -> tuple[list[Row
     return rows, rates
 
 
+def _floor(name: str) -> str:
+    return NODE if name == NODE or name.startswith("javascript") else PYTHON
+
+
 async def plain() -> None:
     """A new interpreter with nothing around it: the floor."""
     process = await asyncio.create_subprocess_exec(
         f"{sys.base_prefix}/bin/python3", "-I", "-c", "print(1)", stdout=asyncio.subprocess.PIPE
+    )
+    await process.communicate()
+
+
+async def plain_node() -> None:
+    """The same of Node.js."""
+    process = await asyncio.create_subprocess_exec(
+        f"{this_node().directory}/bin/node", "-e", "console.log(1)", stdout=asyncio.subprocess.PIPE
     )
     await process.communicate()
 
@@ -121,10 +148,10 @@ async def _in_parallel(work: Callable[[], Awaitable[None]], times: int, at_once:
 
 def main() -> None:
     rows, rates = asyncio.run(measure())
-    floor = rows[0].median_ms
+    floors = {row.name: row.median_ms for row in rows}
     print(f"{'ms, n=' + str(ROUNDS):32} {'median':>8} {'p95':>8} {'x plain':>8}")
     for row in rows:
-        print(f"{row.name:32} {row.median_ms:8.1f} {row.p95_ms:8.1f} {row.median_ms / floor:8.2f}")
+        print(f"{row.name:32} {row.median_ms:8.1f} {row.p95_ms:8.1f} {row.median_ms / floors[row.floor]:8.2f}")
     print()
     for at_once, rate in rates.items():
         print(f"attempts per second, {at_once:2} at once {rate:8.1f}")

@@ -17,8 +17,12 @@ from sandbox.settings import Settings
 class Backend:
     """Starts what is missing on `ready`, and nothing before it."""
 
-    def __init__(self, settings: Settings, *, audit_path: Path, upstream_ca_file: Path | None) -> None:
+    def __init__(
+        self, settings: Settings, *, audit_path: Path, upstream_ca_file: Path | None, readable: tuple[Path, ...] = ()
+    ) -> None:
+        """`readable` are directories of the host that sandboxes may be shown."""
         self._settings = settings
+        self._readable = readable
         self._proxy_config = ProxyConfig(settings.state_dir / "authority", audit_path, upstream_ca_file)
         self._starting = asyncio.Lock()
         self._pool: WarmPool | None = None
@@ -68,6 +72,7 @@ class Backend:
                         authority_certificate=certificate,
                         state_dir=self._settings.state_dir,
                         packages=self._settings.python_packages,
+                        readable=self._readable,
                     )
                 )
                 self._pool = WarmPool(launcher, self._settings.warm_sandboxes)

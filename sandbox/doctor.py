@@ -1,6 +1,7 @@
 """`sluicegate doctor`: is this host able to confine an attempt fully, and does it?
 
-First each thing that the confinement needs is checked (`isolation.probe`). Then one attempt without network runs probes
+First each thing that the confinement needs is checked (`isolation.probe`), and each language's runtime in a sandbox
+(`runtime_probe`). Then one attempt without network runs probes
 that must all fail, and the audit log must show that their denials were written.
 Owns: the list of checks and what proves them. Must not: weaken anything to make a check pass.
 """
@@ -18,14 +19,13 @@ from proxy.audit_reader import Line, read
 from proxy.control import ProxyUnavailable
 from proxy.network import Mode, Reason
 from sandbox.contract import CodeCall, Status, ToolResult
-from sandbox.execute import Executor
-from sandbox.interpreters import this_interpreter
+from sandbox.executor import Executor
 from sandbox.isolation.client import IsolationUnavailable
-from sandbox.isolation.plan import MIB, LaunchPlan
 from sandbox.isolation.probe import Check, check_host
+from sandbox.languages import LANGUAGES, Languages
 from sandbox.policy_file import InvalidPolicy, LoadedPolicy, load_policy, parse_policy
 from sandbox.registries import resolve_registries
-from sandbox.runtimes import python
+from sandbox.runtime_probe import check_runtimes
 from sandbox.settings import Settings
 
 _CANARY = "SLUICEGATE_DOCTOR_CANARY"
@@ -120,27 +120,26 @@ class Report:
 async def examine(policy_path: Path) -> Report:
     """Run all checks under a policy. Raises `InvalidPolicy`."""
     policy = load_policy(policy_path)
-    checks = list(check_host(_plan()))
+    checks = check_host()
+    if all(check.ok for check in checks):
+        checks += await check_runtimes(Languages(Settings()))
     facts = [f"policy `{policy.policy.name}` ({policy.path}), modes {', '.join(policy.policy.network.modes)}"]
     if Mode.REGISTRY_DEFAULT in policy.policy.network.modes:
-        checks.append(await _check_registries(policy, facts))
+        checks += [await _check_registries(policy, language, facts) for language in LANGUAGES]
     if all(check.ok for check in checks):
         checks += await _check_attempt(policy, facts)
     return Report(tuple(checks), tuple(facts))
 
 
-def _plan() -> LaunchPlan:
-    return python.plan(this_interpreter(), call_id="doctor", attempt=1, memory_bytes=256 * MIB)
-
-
-async def _check_registries(policy: LoadedPolicy, facts: list[str]) -> Check:
+async def _check_registries(policy: LoadedPolicy, language: str, facts: list[str]) -> Check:
+    name = f"registry of {language}"
     try:
-        registries = await asyncio.to_thread(resolve_registries, policy.policy.network.registries, "python")
+        registries = await asyncio.to_thread(resolve_registries, policy.policy.network.registries, language)
     except InvalidPolicy as error:
-        return Check("registries", False, str(error), "name the index under `network.registries` in the policy file")
-    facts += [f"registry `{host.host}:{host.port}`, from {host.source}" for host in registries.hosts]
+        return Check(name, False, str(error), "name it under `network.registries` in the policy file")
+    facts += [f"registry of {language} `{host.host}:{host.port}`, from {host.source}" for host in registries.hosts]
     facts += [f"warning: {warning}" for warning in registries.warnings]
-    return Check("registries", True, f"{len(registries.hosts)} hosts for registry-default", "")
+    return Check(name, True, f"{len(registries.hosts)} host(s) for registry-default", "")
 
 
 async def _check_attempt(policy: LoadedPolicy, facts: list[str]) -> list[Check]:
@@ -151,7 +150,7 @@ async def _check_attempt(policy: LoadedPolicy, facts: list[str]) -> list[Check]:
         # Under a policy of its own: the probes are made without network, which the operator's policy need not allow.
         async with Executor(parse_policy("version: 1\nname: doctor\n"), settings=settings) as executor:
             facts.append(f"audit log {executor.audit_path}")
-            result = await executor.run(CodeCall(code=_PROBES, timeout=30))
+            result = await executor.run(CodeCall(language="python", code=_PROBES, timeout=30))
             facts.append(
                 f"memory limit by {result.attempts[-1].memory_method}" if result.attempts else "no attempt ran"
             )

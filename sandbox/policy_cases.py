@@ -22,7 +22,7 @@ from sandbox.policy.scalars import Address, FileName, Index, distinct, fault, ki
 from sandbox.policy.schema import Section
 from sandbox.policy.wording import translate
 from sandbox.policy_file import LoadedPolicy
-from sandbox.registries import RegistryRules, rules_from_policy
+from sandbox.registries import RegistryRules, indexes_of, rules_from_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,12 @@ def _verdict(value: object) -> str:
     return str(value)
 
 
+def _language(value: object) -> str:
+    if value not in ("python", "javascript"):
+        fault(f"`{shown(value)}` is no language of calls", "write `python` or `javascript`")
+    return str(value)
+
+
 def _word(value: object) -> str:
     if not isinstance(value, str) or not value:
         fault(f"text is expected, not {kind_of(value)}")
@@ -118,6 +124,7 @@ class Case(Section):
 
     name: Word | None = None
     call: Annotated[Asked, PlainValidator(_asked)]
+    language: Annotated[str, PlainValidator(_language)] = "python"
     request: Annotated[tuple[str, Target], PlainValidator(_request)]
     address: Address | None = None
     verdict: Annotated[str, PlainValidator(_verdict)]
@@ -141,7 +148,7 @@ def _some(value: object) -> object:
 
 
 class Cases(Section):
-    """A file of cases. `registries` stands in for `registries: auto`, so that cases hold on every machine."""
+    """A file of cases. `registries` stands in for `auto`, in either language, so that cases hold on every machine."""
 
     policy: FileName | None = None
     registries: Annotated[tuple[Index, ...], AfterValidator(distinct)] = ()
@@ -172,13 +179,15 @@ def parse_cases(text: str, file: str) -> Cases:
 
 def check_cases(loaded: LoadedPolicy, cases: Cases) -> list[Checked]:
     """Hold every case against the policy."""
-    indexes = loaded.policy.network.registries.python or cases.registries
-    registries = rules_from_policy(indexes) if indexes else RegistryRules("python", (), ())
     checked = []
     for place, case in enumerate(cases.cases):
         method, target = case.request
         addresses = () if case.address is None else (case.address,)
-        outcome = outcome_of(loaded, registries, case.call, target, method=method, addresses=addresses)
+        indexes = indexes_of(loaded.policy.network.registries, case.language) or cases.registries
+        registries = rules_from_policy(case.language, indexes) if indexes else RegistryRules(case.language, (), ())
+        outcome = outcome_of(
+            loaded, registries, case.call, target, method=method, language=case.language, addresses=addresses
+        )
         differences = [
             f"{what} is `{got}`, not `{want}`"
             for what, want, got in (

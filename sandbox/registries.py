@@ -1,9 +1,10 @@
 """Which hosts are a language's package registry: what the policy names, or what the language's own client would use.
 
-Owns: asking the client (`python_client_facts`, a subprocess) and turning its answer into rules (pure). Must not: know
-any registry by name. What cannot be found out is an error that says how to write it by hand; nothing is guessed.
+Owns: asking pip (`python_client_facts`, a subprocess; `npm_client` asks npm) and turning an answer into rules (pure).
+Must not: know any registry by name. What cannot be found out is an error that says how to write it by hand; nothing is
+guessed.
 
-Asking takes about half a second and nothing is kept: callers ask when a call first needs it, and hold the answer.
+Asking takes up to half a second and nothing is kept: callers ask when a call first needs it, and hold the answer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from pathlib import Path
 
 from proxy.destinations import Host
 from proxy.network import Rule
+from sandbox.interpreters import this_node
+from sandbox.isolation.client import IsolationUnavailable
+from sandbox.npm_client import NpmFacts, ask_npm
 from sandbox.policy.index_url import IndexUrl, InvalidIndex, parse_index
 from sandbox.policy.problems import InvalidPolicy, Problem, shown
 from sandbox.policy.schema import Registries
@@ -25,6 +29,7 @@ from sandbox.policy.schema import Registries
 READ_ONLY = ("GET", "HEAD")
 _TIMEOUT_SECONDS = 30.0
 _BY_HAND = "name the index in the policy: `registries: {python: [https://index.example/simple/]}`"
+_NPM_BY_HAND = "name the registry in the policy: `registries: {javascript: [https://registry.example/]}`"
 _KEY = "network.registries"
 
 
@@ -63,21 +68,29 @@ class PythonClientFacts:
 
 def resolve_registries(setting: Registries, language: str) -> RegistryRules:
     """The registry of a language under a policy's `network.registries`. Raises `InvalidPolicy`."""
-    if language != "python":
-        raise _unknown(f"no package client is known for the language `{shown(language)}`", None)
-    if setting.python is not None:
-        return rules_from_policy(setting.python)
-    return rules_from_client(python_client_facts())
+    if (named := indexes_of(setting, language)) is not None:
+        return rules_from_policy(language, named)
+    match language:
+        case "python":
+            return rules_from_client(python_client_facts())
+        case "javascript":
+            return rules_from_npm(npm_facts())
+    raise _unknown(f"no package client is known for the language `{shown(language)}`", None)
+
+
+def indexes_of(setting: Registries, language: str) -> tuple[IndexUrl, ...] | None:
+    """What a policy names for a language; None where it leaves that to the language's client."""
+    return {"python": setting.python, "javascript": setting.javascript}.get(language)
 
 
 # From values to rules
 
 
-def rules_from_policy(indexes: Sequence[IndexUrl]) -> RegistryRules:
-    """The hosts that a policy names for Python, and no others."""
-    found = [(url.host, url.port, f"`{_KEY}.python[{place}]` of the policy") for place, url in enumerate(indexes)]
+def rules_from_policy(language: str, indexes: Sequence[IndexUrl]) -> RegistryRules:
+    """The hosts that a policy names for a language, and no others."""
+    found = [(url.host, url.port, f"`{_KEY}.{language}[{place}]` of the policy") for place, url in enumerate(indexes)]
     warnings = tuple(_cleartext(url) for url in indexes if url.scheme == "http")
-    return _rules("python", found, warnings)
+    return _rules(language, found, warnings)
 
 
 def rules_from_client(facts: PythonClientFacts) -> RegistryRules:
@@ -88,14 +101,8 @@ def rules_from_client(facts: PythonClientFacts) -> RegistryRules:
     pip = f"pip {facts.pip_version} of `{facts.interpreter}`"
     if facts.no_index:
         raise _unknown(f"{pip} is configured to use no index (`no-index`)", _BY_HAND)
-    if not facts.index.lower().startswith(("http://", "https://")):
-        raise _unknown(f"the index that {pip} is configured for is no web address", _BY_HAND)
-    try:
-        index, built_in = parse_index(facts.index), parse_index(facts.default_index)
-    except InvalidIndex as error:
-        raise _unknown(f"the index that {pip} is configured for is no web address: {error}", _BY_HAND) from error
-    if index.host.address is not None:
-        raise _unknown(f"the index that {pip} is configured for is given by an IP address", _BY_HAND)
+    index = _configured(facts.index, f"the index that {pip} is configured for", _BY_HAND)
+    built_in = _configured(facts.default_index, f"the index built into {pip}", _BY_HAND)
     if (index.host, index.port, index.scheme) == (built_in.host, built_in.port, built_in.scheme):
         try:
             files = parse_index(facts.default_files_host)
@@ -105,16 +112,47 @@ def rules_from_client(facts: PythonClientFacts) -> RegistryRules:
         found.append((files.host, files.port, f"the host of that index's files, built into {pip}"))
     else:
         found = [(index.host, index.port, f"`index-url` that {pip} is configured with")]
-    warnings = []
-    if index.scheme == "http":
-        warnings.append(_cleartext(index))
-    if index.has_credentials:
-        warnings.append("the configured index has a user name or password; code in the sandbox is given neither")
+    warnings = _surprises(index)
     if facts.extra_indexes:
         warnings.append(
             f"{len(facts.extra_indexes)} extra index(es) of pip's configuration are not allowed: one index only"
         )
     return _rules("python", found, tuple(warnings))
+
+
+def rules_from_npm(facts: NpmFacts) -> RegistryRules:
+    """The host of the one registry that npm is configured for. Raises `InvalidPolicy`."""
+    npm = f"npm {facts.npm_version}"
+    if facts.registry is None:
+        message = f"{npm} does not tell the registry that it is configured for, as with a password in its address"
+        raise _unknown(message, _NPM_BY_HAND)
+    registry = _configured(facts.registry, f"the registry that {npm} is configured for", _NPM_BY_HAND)
+    warnings = _surprises(registry)
+    if facts.scopes:
+        scopes = ", ".join(f"`{shown(scope)}`" for scope in facts.scopes)
+        warnings.append(f"the registries that npm's configuration names for {scopes} are not allowed: one only")
+    return _rules("javascript", [(registry.host, registry.port, f"the registry of {npm}")], tuple(warnings))
+
+
+def _configured(text: str, what: str, hint: str) -> IndexUrl:
+    if not text.lower().startswith(("http://", "https://")):
+        raise _unknown(f"{what} is no web address", hint)
+    try:
+        index = parse_index(text)
+    except InvalidIndex as error:
+        raise _unknown(f"{what} is no web address: {error}", hint) from error
+    if index.host.address is not None:
+        raise _unknown(f"{what} is given by an IP address", hint)
+    return index
+
+
+def _surprises(index: IndexUrl) -> list[str]:
+    warnings = []
+    if index.scheme == "http":
+        warnings.append(_cleartext(index))
+    if index.has_credentials:
+        warnings.append("the configured index has a user name or password; code in the sandbox is given neither")
+    return warnings
 
 
 def _rules(language: str, found: Sequence[tuple[Host, int, str]], warnings: tuple[str, ...]) -> RegistryRules:
@@ -137,7 +175,18 @@ def _unknown(message: str, hint: str | None) -> InvalidPolicy:
     return InvalidPolicy([Problem("registries", None, _KEY, message, hint)])
 
 
-# Asking pip
+# Asking the clients
+
+
+def npm_facts() -> NpmFacts:
+    """Ask npm. Raises `InvalidPolicy` when it is not there, or does not answer."""
+    try:
+        answer = ask_npm(this_node())
+    except IsolationUnavailable as error:
+        answer = str(error).partition("\n")[0]
+    if isinstance(answer, str):
+        raise _unknown(f"npm could not be asked which registry it uses ({answer})", _NPM_BY_HAND)
+    return answer
 
 
 # Run by the interpreter that is asked. pip's own option parser merges its files, its environment and its defaults, so

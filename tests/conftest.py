@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import sysconfig
@@ -16,7 +17,8 @@ import pytest
 from tests import world
 
 if TYPE_CHECKING:  # the product is imported by the tests that need it, after the world is closed
-    from tests.lab import Lab, Outside
+    from tests.lab import Lab, Outside, Run
+    from tests.remote import RemoteLab
 
 
 def pytest_configure() -> None:
@@ -84,3 +86,25 @@ def lab(open_lab: MakeLab, outside: Outside) -> Iterator[Lab]:
     with open_lab(main_policy(outside)) as lab, open_lab(unrestricted_policy(outside)) as unrestricted:
         lab.unrestricted = unrestricted
         yield lab
+
+
+@pytest.fixture(scope="session")
+def unprivileged_lab(outside: Outside, packages: Path) -> Iterator[RemoteLab]:
+    """The same, of a user who is nobody."""
+    from tests.remote import RemoteLab
+    from tests.unprivileged import unprivileged_command
+
+    with unprivileged_command() as prefix, RemoteLab(prefix, outside, packages) as lab:
+        yield lab
+
+
+@pytest.fixture(params=["as-we-are", "unprivileged"])
+def confined(request: pytest.FixtureRequest) -> Callable[..., Run]:
+    """Runs a probe in a sandbox, once as each user."""
+    if request.param == "unprivileged":
+        if os.getuid() != 0:
+            pytest.skip("the tests already run as an unprivileged user")
+        remote: RemoteLab = request.getfixturevalue("unprivileged_lab")
+        return remote.run
+    lab: Lab = request.getfixturevalue("lab")
+    return lab.run

@@ -109,6 +109,7 @@ class Outside:
         self.mail_unlisted = BannerTcp(loop, self.mail.address, 2526)
         self.untrusted = Https(loop, world.public_address(), 443, trustme.CA(), ["untrusted.test"])
         self.index = Https(loop, world.public_address(), 443, issue, ["index.test"])
+        self.npm = Https(loop, world.public_address(), 443, issue, ["npm.test"])
         self.local = Http(loop, "127.0.0.1", 0)
         self.local_unlisted = RecordingTcp(loop, "127.0.0.1", 0)
         # Everything else at every address: whatever is dialled by mistake arrives here.
@@ -135,6 +136,7 @@ class Outside:
                 "mail.test": [self.mail.address],
                 "untrusted.test": [self.untrusted.address],
                 "index.test": [self.index.address],
+                "npm.test": [self.npm.address],
                 "nobody.test": [world.public_address()],
                 **PRIVATE_NAMES,
             }
@@ -249,7 +251,7 @@ class Lab:
 
     def run(self, code: str, *calls: Call, prelude: bool = True, **more: Any) -> Run:
         """Run `code`, with the probes of `tests.inside` before it, under the call's fields."""
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"language": "python"}
         for some in calls:
             fields |= some
         if self.unrestricted is not None and fields.get("domains") == []:
@@ -299,8 +301,11 @@ def descriptors(pid: int) -> int:
         return 0
 
 
-def main_policy(outside: Outside) -> str:
-    """The policy of most tests: it names every peer, so that the call's own request decides."""
+def main_policy(outside: Outside, *, attempts: int = 1) -> str:
+    """The policy of most tests: it names every peer, so that the call's own request decides.
+
+    A call has one attempt, unless the test is about more: what one attempt comes to is then plain.
+    """
     allow = [
         {"host": "allowed.test"},
         {"host": "six.test"},
@@ -323,9 +328,9 @@ def main_policy(outside: Outside) -> str:
         "allow": allow,
         "ports": [80, 443, 8080],
         "inspect": {"passthrough": ["pinned.test"]},
-        "registries": {"python": ["https://index.test/simple/"]},
+        "registries": {"python": ["https://index.test/simple/"], "javascript": ["https://npm.test/"]},
     }
-    return _policy("tests-main", outside, network)
+    return _policy("tests-main", outside, network, attempts)
 
 
 def unrestricted_policy(outside: Outside) -> str:
@@ -333,11 +338,12 @@ def unrestricted_policy(outside: Outside) -> str:
     return _policy("tests-unrestricted", outside, {"modes": ["unrestricted"]})
 
 
-def _policy(name: str, outside: Outside, network: dict[str, Any]) -> str:
+def _policy(name: str, outside: Outside, network: dict[str, Any], attempts: int = 1) -> str:
     port = outside.local.port
     document = {
         "version": 1,
         "name": name,
+        "attempts": {"max": attempts},
         "network": {
             **network,
             "deny": [{"host": "denied.test"}, {"host": "denied.other.test"}],

@@ -40,14 +40,15 @@ class RemoteLab:
             text=True,
         )
 
-    def run(self, code: str, *calls: Call, **more: Any) -> Run:
-        fields: dict[str, Any] = {}
+    def run(self, code: str, *calls: Call, prelude: bool = True, **more: Any) -> Run:
+        fields: dict[str, Any] = {"language": "python"}
         for call in calls:
             fields |= call
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        stdin.write(json.dumps({"code": PRELUDE + "\n" + code, **fields, **more}) + "\n")
+        text = PRELUDE + "\n" + code if prelude else code
+        stdin.write(json.dumps({"code": text, **fields, **more}) + "\n")
         stdin.flush()
         line = stdout.readline()
         assert line, "the executor in the other process has ended"

@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from proxy import channel
 from proxy.channel import Channel, ChannelClosed, Message
@@ -43,6 +43,7 @@ class KillReason(StrEnum):
     MEMORY = "memory"
     PROXY_LOST = "proxy_lost"
     CANCELLED = "cancelled"
+    OUTPUT = "output"  # more than what may be read of one program
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,32 @@ class LauncherConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FullFilesystem:
+    """A writable file system that could take no more when the program ended: no block free, or no inode.
+
+    Only what was there then counts: not what the program had deleted by then, and of files without a name (such as
+    `tempfile.TemporaryFile`) only those that a process still held which outlived it, or that was killed by us.
+    """
+
+    target: str
+    size_bytes: int
+    used_bytes: int
+    inodes: int
+    used_inodes: int
+    exhausted: Literal["bytes", "inodes"]
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """The evidence of how a sandbox ended. `failure` is ours, not the program's.
 
     `exit_code` or `signal` is the program's own wait status; both are None if it was not seen to end. Seconds and
     bytes are of the whole tree where the kernel accounted for it, else of the program and what it waited for.
+    `oom_kills` are processes that the kernel killed since the tree had reached its limit of memory; 0 where memory is
+    sampled: there an excess is a kill of ours. `pids_limit` is the most tasks (processes and threads) that the tree may
+    have, pid 1 among them; None if the sandbox ended before it was set. `pids_limit_hits` are tasks that were refused
+    for it, as the kernel counted them; where memory is sampled the limit is RLIMIT_NPROC, whose refusals nobody counts:
+    there they are the samples that saw as many tasks as allowed, so 0 proves nothing.
     `released` tells whether the program was started. If it was, and there is neither a wait status nor a failure nor a
     kill, pid 1 ended without its report: from then on, that is the doing of what ran inside.
     """
@@ -89,7 +111,9 @@ class Ending:
     signal: int | None = None
     killed_by_us: KillReason | None = None
     oom_kills: int = 0
+    pids_limit: int | None = None
     pids_limit_hits: int = 0
+    full_filesystems: tuple[FullFilesystem, ...] = ()
     cpu_seconds: float | None = None
     peak_memory_bytes: int | None = None
     failure: str | None = None
@@ -132,7 +156,8 @@ class Sandbox:
     def load(self, plan: LaunchPlan, code: bytes) -> None:
         """Give it what it will run, once: the code, and what of the plan is the call's own."""
         packages = PACKAGES if plan.packages is not None else None
-        data = marshal.dumps((code, plan.arguments, dict(plan.call_environment), packages), 4)  # known to 3.4 and later
+        call = (plan.main, code, plan.arguments, dict(plan.call_environment), packages)
+        data = marshal.dumps(call, 4)  # known to 3.4 and later
         with open(self._payload, "wb") as file:
             self._payload = -1
             file.write(data)
@@ -235,7 +260,7 @@ class Launcher:
                 await connection.send(message)
                 answer, _ = await connection.receive()
             if answer["op"] != "started":
-                raise IsolationUnavailable(cast(str, answer["message"]))
+                raise IsolationUnavailable(_with_hint(cast(str, answer["message"])))
         except BaseException as error:
             connection.close()
             process.kill()
@@ -339,7 +364,18 @@ class Launcher:
                 sandbox._on_ended(_ending(message))
 
 
+def _with_hint(message: str) -> str:
+    return (
+        message if "hint:" in message else f"{message}\nhint: `sluicegate doctor` names what is missing, and the remedy"
+    )
+
+
 def _ending(message: Message) -> Ending:
     values = {key: value for key, value in message.items() if key not in ("op", "id")}
     reason = values.pop("killed_by_us")
-    return Ending(**values, killed_by_us=KillReason(cast(str, reason)) if reason is not None else None)  # type: ignore[arg-type]  # ours
+    full = cast("list[dict[str, object]]", values.pop("full_filesystems"))
+    return Ending(
+        **values,  # type: ignore[arg-type]  # ours
+        killed_by_us=KillReason(cast(str, reason)) if reason is not None else None,
+        full_filesystems=tuple(FullFilesystem(**one) for one in full),  # type: ignore[arg-type]  # ours
+    )

@@ -1,20 +1,22 @@
 """Pid 1 of every sandbox: starts the program, outlives it, and reports how it ended.
 
 Run from bytecode as `python -I -S -B -u init.pyc STATUS CONTROL PAYLOAD STDOUT STDERR [ENTRANCE...]`, where each is the
-number of a descriptor:
+number of a descriptor, and for a language other than Python `-- NAME=VALUE... -- RUNTIME...` after them:
 
     STATUS   to the launcher: `U` when up; `S` when the program is about to start; at the end `E`, the program's wait
              status, CPU seconds and peak bytes
-    CONTROL  from the launcher: `R` releases the program; end of file means the launcher has gone
-    PAYLOAD  what to run: marshalled (code, arguments, environment, path to append or None)
+    CONTROL  from the launcher: `P` when every limit holds, and a runtime may be started, to wait at its gate;
+             `R` releases the program; end of file means the launcher has gone
+    PAYLOAD  what to run: marshalled (main file, code, arguments, environment, path to append or None)
     STDOUT, STDERR  the program's output
     ENTRANCE  `tasks` of the control groups that pid 1 enters
 
 Descriptor 2 is bubblewrap's own error pipe until the program's takes its place, so that the two never mix.
 
-Trusted code beside hostile code of the same uid. The program is a child: it has neither STATUS nor any other
-descriptor of pid 1's; pid 1 is undumpable, so its memory and descriptors cannot be opened, has no signal handler, so
-no signal from inside reaches it, and reaps all that is orphaned. When it exits, the kernel ends the namespace.
+Trusted code beside hostile code of the same uid. The program is a child: a fork of this process or, after `execve`,
+the runtime that was given. It has neither STATUS nor any other descriptor of pid 1's; pid 1 is undumpable, so its
+memory and descriptors cannot be opened, has no signal handler, so no signal from inside reaches it, and reaps all that
+is orphaned. When it exits, the kernel ends the namespace.
 
 Everything imported here delays each attempt: builtin modules only, but for `_ctypes` and `resource`, which are loaded
 while the launcher still works (`ctypes` itself would take 4 ms). Nothing is loaded once the program runs, which could
@@ -30,7 +32,6 @@ import marshal
 import posix
 import sys
 
-MAIN = "/workspace/main.py"
 _PR_SET_DUMPABLE = 4
 _FIRST_FREE_FD = 3
 _ALL_FDS = 1 << 30
@@ -49,23 +50,29 @@ def write_all(fd: int, data: bytes) -> None:
         data = data[posix.write(fd, data) :]
 
 
-def become_program(stdout: int, stderr: int, environment: dict[str, str]) -> None:
+def become_program(stdout: int, stderr: int, kept: tuple[int, ...] = ()) -> None:
     """What sets the child apart from pid 1."""
     posix.dup2(stdout, 1)
     posix.dup2(stderr, 2)
-    posix.closerange(_FIRST_FREE_FD, _ALL_FDS)
+    first = _FIRST_FREE_FD
+    for fd in sorted(kept):
+        posix.closerange(first, fd)
+        first = fd + 1
+    posix.closerange(first, _ALL_FDS)
     set_dumpable(1)
-    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     adjust = posix.open("/proc/self/oom_score_adj", posix.O_WRONLY | posix.O_CLOEXEC)
     posix.write(adjust, b"1000")  # before pid 1, whose report is the evidence, and before anything of the host
     posix.close(adjust)
+
+
+def set_environment(environment: dict[str, str]) -> None:
     for name, value in environment.items():
         key, text = name.encode(), value.encode()
         posix.putenv(key, text)
         posix.environ[key] = text  # where `os` will take `os.environ` from
 
 
-def run(code: bytes, arguments: tuple[str, ...], packages: str | None) -> None:
+def run(file: str, code: bytes, arguments: tuple[str, ...], packages: str | None) -> None:
     """Run the program as Python runs a script: a `__main__` of its own, and tracebacks that start in its file."""
     import _frozen_importlib_external
     import builtins
@@ -74,18 +81,18 @@ def run(code: bytes, arguments: tuple[str, ...], packages: str | None) -> None:
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     builtins.help = _sitebuiltins._Helper()
     main = type(sys)("__main__")
-    main.__file__ = MAIN
-    main.__loader__ = _frozen_importlib_external.SourceFileLoader("__main__", MAIN)
+    main.__file__ = file
+    main.__loader__ = _frozen_importlib_external.SourceFileLoader("__main__", file)
     main.__builtins__ = builtins  # type: ignore[attr-defined]
     vars(main)["__annotations__"] = {}
     vars(main)["__cached__"] = None
     sys.modules["__main__"] = main
-    sys.argv = [MAIN, *arguments]
+    sys.argv = [file, *arguments]
     sys.path.insert(0, posix.getcwd())
     if packages is not None:
         sys.path.append(packages)
     try:
-        exec(compile(code, MAIN, "exec", dont_inherit=True), vars(main))  # noqa: S102 - the purpose of all this
+        exec(compile(code, file, "exec", dont_inherit=True), vars(main))  # noqa: S102 - the purpose of all this
     except SystemExit:
         raise  # the interpreter's own handling gives the status
     except BaseException as error:  # noqa: BLE001 - as the interpreter does
@@ -123,8 +130,66 @@ def reap(program: int, status: int) -> None:
     posix._exit(0)
 
 
+class Runtime:
+    """A runtime other than Python, started ahead of its call. See `gate.cjs` for what it says and hears."""
+
+    def __init__(self, program: list[str], environment: dict[str, str], stdout: int, stderr: int) -> None:
+        call, self._call = posix.pipe()
+        self._up, up = posix.pipe()
+        self._name = program[0]
+        self.pid = posix.fork()
+        if self.pid == 0:
+            try:
+                for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and a program would inherit it
+                    _signal.signal(number, _signal.SIG_DFL)
+                for fd in (call, up):
+                    posix.set_inheritable(fd, True)
+                become_program(stdout, stderr, (call, up))
+                posix.execve(self._name, [*program, str(call), str(up)], environment)
+            finally:
+                posix._exit(127)
+        posix.close(call)
+        posix.close(up)
+
+    def require_up(self) -> None:
+        """Wait until it stands at its gate. If it cannot, say so where the launcher reads it, and end."""
+        if posix.read(self._up, 1) != b"U":
+            _, status = posix.waitpid(self.pid, 0)
+            write_all(2, b"`%s` did not start (wait status %d)\n" % (self._name.encode(), status))
+            posix._exit(1)
+        posix.close(self._up)
+
+    def open_gate(self, main: str, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+        texts = [main, str(len(arguments)), *arguments, *(f"{name}={value}" for name, value in environment.items())]
+        try:
+            write_all(self._call, "".join(text + "\0" for text in texts).encode(errors="surrogateescape"))
+        except BrokenPipeError:
+            pass  # it was killed; its wait status tells
+        posix.close(self._call)
+
+
+def hear(control: int, word: bytes) -> None:
+    """Wait for the launcher's next word; end without it."""
+    if posix.read(control, 1) != word:
+        posix._exit(0)
+
+
+def split(arguments: list[str]) -> tuple[list[int], dict[str, str], list[str]]:
+    """Descriptors, and the environment and argv of a runtime, from what stands on the command line."""
+    parts: list[list[str]] = [[], [], []]
+    place = 0
+    for text in arguments:
+        if text == "--" and place < 2:  # the runtime's own may have another
+            place += 1
+        else:
+            parts[place].append(text)
+    variables = [text.partition("=") for text in parts[1]]
+    return [int(fd) for fd in parts[0]], {name: value for name, _, value in variables}, parts[2]
+
+
 def start() -> None:
-    status, control, payload, stdout, stderr, *entrances = map(int, sys.argv[1:])
+    descriptors, start_environment, runtime_argv = split(sys.argv[1:])
+    status, control, payload, stdout, stderr, *entrances = descriptors
     for entrance in entrances:
         posix.write(entrance, b"0")
     posix.write(status, b"U")
@@ -133,21 +198,30 @@ def start() -> None:
     import resource  # noqa: F401 - `wait4` would, at its first success
 
     gc.freeze()  # what is here now is not collected in the child, which would copy each of its pages (2 ms)
-    if posix.read(control, 1) != b"R":
-        posix._exit(0)
+    hear(control, b"P")  # not before: the limits of this process are what a child inherits
+    runtime = Runtime(runtime_argv, start_environment, stdout, stderr) if runtime_argv else None
+    hear(control, b"R")
     # Only now is there something to run: a sandbox may have waited for its call.
     size = posix.fstat(payload).st_size
-    code, arguments, environment, packages = marshal.loads(posix.pread(payload, size, 0))  # noqa: S302 - ours
-    main = posix.open(MAIN, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o644)
+    file, code, arguments, environment, packages = marshal.loads(posix.pread(payload, size, 0))  # noqa: S302 - ours
+    main = posix.open(file, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o644)
     write_all(main, code)
     posix.close(main)
+    if runtime is not None:
+        runtime.require_up()
     set_dumpable(0)  # only now: until the release, the launcher opens this process's namespaces
     posix.write(status, b"S")
-    program = posix.fork()
-    if program == 0:
-        become_program(stdout, stderr, environment)
-        run(code, arguments, packages)
-        return
+    if runtime is not None:
+        runtime.open_gate(file, arguments, environment)
+        program = runtime.pid
+    else:
+        program = posix.fork()
+        if program == 0:
+            become_program(stdout, stderr)
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+            set_environment(environment)
+            run(file, code, arguments, packages)
+            return
     for fd in (control, payload, stdout, stderr, *entrances):
         posix.close(fd)
     reap(program, status)

@@ -11,7 +11,8 @@ Pipes of a sandbox.
     info      bwrap → launcher     pid of pid 1
     error     bwrap → launcher     bwrap's own messages, never the program's
     status    pid 1 → launcher     `U` when up; `S` when the program starts; its wait status at the end
-    control   launcher → pid 1     `R` starts the program; closed without it, pid 1 exits
+    control   launcher → pid 1     `P` when every limit holds: a runtime may start, and wait; `R` starts the program;
+                                   closed without it, pid 1 exits
     payload, stdout, stderr        from the executor to pid 1, through here
     helper    helper ↔ launcher    listeners; readiness
 

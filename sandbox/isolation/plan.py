@@ -11,7 +11,9 @@ from typing import cast
 
 WORKSPACE = "/workspace"
 PACKAGES = "/opt/packages"
-INIT = "/run/init.pyc"  # in the skeleton
+INIT = "/run/init.pyc"  # in the skeleton, as is the next
+GATE = "/run/gate.cjs"
+NODE_COMMANDS = "/run/bin"
 SANDBOX_UID = 1000
 SANDBOX_GID = 1000
 MIB = 1024 * 1024
@@ -52,16 +54,23 @@ class Rlimits:
 class LaunchPlan:
     """One sandbox. `argv` starts pid 1 and goes on with numbers of descriptors, which the launcher appends.
 
-    `environment` is in force from the start; `call_environment` is what the call gave, set only in the program's own
-    process, so that it can influence neither bubblewrap nor pid 1. `arguments` are the program's own (`sys.argv[1:]`).
-    `packages` is a host directory, put at `/opt/packages` and at the end of the module path.
+    `program` is the runtime that pid 1 starts, before there is a call, with `start_environment` and no more; it ends
+    with a gate, where it waits for the call (`gate.cjs`). Without one, the program is a fork of pid 1's own Python,
+    and has pid 1's environment. `main` is the file that the code is written to.
+
+    `environment` is pid 1's; `call_environment` is what the call gave, set only in the program's own process, so that
+    it can influence neither bubblewrap nor pid 1. `arguments` are the program's own (`sys.argv[1:]`). `packages` is a
+    host directory, put at `/opt/packages` and at the end of the module path.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    main: str
     read_only: tuple[ReadOnly, ...]
     memory_bytes: int
     pids: int = 128
+    program: tuple[str, ...] = ()
+    start_environment: Mapping[str, str] = field(default_factory=dict)
     call_environment: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     packages: str | None = None
@@ -94,7 +103,7 @@ def plan_from_message(message: object) -> LaunchPlan:
     for key, kind in (("read_only", ReadOnly), ("tmpfs", Tmpfs)):
         data[key] = tuple(kind(**item) for item in cast("list[dict[str, object]]", data[key]))  # type: ignore[arg-type]
     data["rlimits"] = Rlimits(**cast("dict[str, int]", data["rlimits"]))
-    for key in ("argv", "arguments"):
+    for key in ("argv", "program", "arguments"):
         data[key] = tuple(cast("list[str]", data[key]))
     return LaunchPlan(**data)  # type: ignore[arg-type]
 
@@ -140,4 +149,7 @@ def bwrap_argv(
     for name, value in plan.environment.items():
         argv += ["--setenv", name, value]
     argv += ["--seccomp", str(descriptors.seccomp), "--info-fd", str(descriptors.info), "--"]
-    return [*argv, *plan.argv, *map(str, descriptors.for_init)]
+    argv += [*plan.argv, *map(str, descriptors.for_init)]
+    if plan.program:
+        argv += ["--", *(f"{name}={value}" for name, value in plan.start_environment.items()), "--", *plan.program]
+    return argv

@@ -10,63 +10,91 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox.isolation.client import IsolationUnavailable, Launcher, Sandbox
 from sandbox.isolation.plan import LaunchPlan, without_call
 
+MAX_PLANS = 4  # two languages, each with two memory limits
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What waits under one plan, and how many more are being prepared for it."""
+
+    plan: LaunchPlan
+    waiting: deque[Sandbox] = field(default_factory=deque)
+    preparing: int = 0
+
 
 class WarmPool:
-    """Up to `size` waiting sandboxes of the plan that was last asked for; with 0 every sandbox is made on demand."""
+    """Up to `size` waiting sandboxes for each of the `MAX_PLANS` plans that were last asked for.
+
+    A plan is a language with its limits. With a size of 0 every sandbox is made on demand.
+    """
 
     def __init__(self, launcher: Launcher, size: int) -> None:
         self.launcher = launcher
         self._size = size
-        self._plan: LaunchPlan | None = None
-        self._waiting: deque[Sandbox] = deque()
-        self._preparing = 0
+        self._shelves: list[_Shelf] = []  # the one last asked for is the last
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting(self) -> tuple[Sandbox, ...]:
+        """All that wait now."""
+        return tuple(sandbox for shelf in self._shelves for sandbox in shelf.waiting)
 
     async def launch(self, plan: LaunchPlan, *, code: bytes) -> Sandbox:
         """A sandbox loaded with `code`: one that waits, else a new one. Raises `IsolationUnavailable`."""
-        wanted = without_call(plan)
-        if wanted != self._plan:
-            self._plan = wanted
-            self._discard()
-        while self._waiting:
-            sandbox = self._waiting.popleft()
+        shelf = self._shelf(without_call(plan))
+        while shelf.waiting:
+            sandbox = shelf.waiting.popleft()
             if sandbox.alive:
-                self._refill()
+                self._refill(shelf)
                 sandbox.load(plan, code)
                 return sandbox
             self._start(sandbox.close())
-        self._refill()
+        self._refill(shelf)
         return await self.launcher.launch(plan, code=code)
 
     async def close(self) -> None:
         """End what waits, and what is being prepared."""
         self._size = 0
-        self._discard()
+        while self._shelves:
+            self._discard(self._shelves.pop())
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _refill(self) -> None:
-        while self._plan is not None and len(self._waiting) + self._preparing < self._size:
-            self._preparing += 1
-            self._start(self._prepare(self._plan))
+    def _shelf(self, plan: LaunchPlan) -> _Shelf:
+        """The shelf of a plan, now the one last asked for; a plan that has not been asked for lately loses its own."""
+        found = next((shelf for shelf in self._shelves if shelf.plan == plan), None)
+        if found is None:
+            found = _Shelf(plan)
+        else:
+            self._shelves.remove(found)
+        self._shelves.append(found)
+        if len(self._shelves) > MAX_PLANS:
+            self._discard(self._shelves.pop(0))
+        return found
 
-    def _discard(self) -> None:
-        while self._waiting:
-            self._start(self._waiting.popleft().close())
+    def _refill(self, shelf: _Shelf) -> None:
+        while len(shelf.waiting) + shelf.preparing < self._size:
+            shelf.preparing += 1
+            self._start(self._prepare(shelf))
 
-    async def _prepare(self, plan: LaunchPlan) -> None:
+    def _discard(self, shelf: _Shelf) -> None:
+        while shelf.waiting:
+            self._start(shelf.waiting.popleft().close())
+
+    async def _prepare(self, shelf: _Shelf) -> None:
         with contextlib.suppress(IsolationUnavailable):  # whoever needs one next is told
             try:
-                sandbox = await self.launcher.prepare(plan)
+                sandbox = await self.launcher.prepare(shelf.plan)
             finally:
-                self._preparing -= 1
-            if plan == self._plan and len(self._waiting) < self._size:
-                self._waiting.append(sandbox)
+                shelf.preparing -= 1
+            if any(shelf is kept for kept in self._shelves) and len(shelf.waiting) < self._size:
+                shelf.waiting.append(sandbox)
             else:
                 await sandbox.close()
 

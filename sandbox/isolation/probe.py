@@ -1,11 +1,10 @@
 """What the confinement needs of this host, checked one by one, each with the remedy. Nothing is changed by it.
 
-Owns: the questions, and what is known of systems that say no. Must not: run an attempt (`doctor` does), or weaken one.
+Owns: the questions, and what is known of systems that say no. Must not: start a sandbox, which `runtime_probe` does.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
@@ -13,14 +12,11 @@ import resource
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.isolation import netns
-from sandbox.isolation.plan import LaunchPlan
 
 _BWRAP_PATH = "/usr/bin:/bin:/usr/local/bin"
 _MIN_BWRAP = (0, 8, 0)  # --disable-userns and --size; earlier ones are refused
@@ -40,15 +36,6 @@ _APPARMOR = (
     "    profile bwrap /usr/bin/bwrap flags=(unconfined) {\n        userns,\n    }\n"
     "and load it with `apparmor_parser -r /etc/apparmor.d/bwrap`"
 )
-_INCOMPLETE_INTERPRETER = (
-    "use a Python whose installation is complete in itself: the libraries it loads in it, or in /usr"
-)
-_MEMORY_METHODS = {
-    "cgroup-v1": "cgroup v1, exact and for the whole tree",
-    "cgroup-v2": "cgroup v2, exact and for the whole tree",
-    "sampling": "sampled every 50 ms; for an exact limit run as root, or as a systemd service with "
-    "`Delegate=memory pids` and `DelegateSubgroup=service`",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +48,14 @@ class Check:
     remedy: str
 
 
-def check_host(plan: LaunchPlan) -> list[Check]:
-    """All checks, in the order in which an attempt needs them. `plan` is one of the runtime that must start."""
+def check_host() -> list[Check]:
+    """All checks, in the order in which an attempt needs them."""
     checks = [check_bwrap(), check_libseccomp(), check_descriptors()]
     bwrap = shutil.which("bwrap", path=_BWRAP_PATH)
     if bwrap is not None:
         checks.append(check_namespaces(bwrap))
     if all(check.ok for check in checks):
-        checks += [check_capture(), *check_launcher(plan)]
+        checks.append(check_capture())
     return checks
 
 
@@ -176,52 +163,6 @@ def _try_capture(sock: socket.socket) -> None:
 
 def _restricted_by_apparmor() -> bool:
     return _read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1"
-
-
-def check_launcher(plan: LaunchPlan) -> list[Check]:
-    """Whether the launcher starts, and this interpreter in a sandbox of it; and which method limits memory.
-
-    In a thread, so that a caller with an event loop may ask, too.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, _try_launcher(plan)).result()
-
-
-async def _try_launcher(plan: LaunchPlan) -> list[Check]:
-    from sandbox.isolation.client import IsolationUnavailable, Launcher, LauncherConfig
-
-    try:
-        launcher = await Launcher.start(LauncherConfig())
-    except IsolationUnavailable as error:
-        return [Check("launcher", False, str(error), "see the message; the checks above have passed")]
-    try:
-        sandbox = await launcher.launch(plan, code=b"import ctypes, sqlite3, ssl\n")
-        try:
-            await sandbox.release()
-            ending = await sandbox.ended()
-            error_text = _tail(sandbox.stderr)
-        finally:
-            await sandbox.close()
-    except IsolationUnavailable as error:
-        return [Check("interpreter", False, str(error), _INCOMPLETE_INTERPRETER)]
-    finally:
-        await launcher.close()
-    if ending.exit_code != 0:
-        detail = ending.failure or error_text or f"it ended with {ending}"
-        return [Check("interpreter", False, detail, _INCOMPLETE_INTERPRETER)]
-    version = ".".join(map(str, sys.version_info[:3]))
-    started = f"Python {version} of `{sys.base_prefix}` starts in a sandbox, as `{plan.argv[0]}`"
-    return [
-        Check("interpreter", True, started, ""),
-        Check("memory limit", True, _MEMORY_METHODS[launcher.memory_method], ""),
-    ]
-
-
-def _tail(fd: int) -> str:
-    try:
-        return os.read(fd, 4096).decode(errors="replace").strip()[-1000:]
-    except BlockingIOError:
-        return ""
 
 
 def _read(path: str) -> str | None:

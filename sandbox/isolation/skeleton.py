@@ -1,4 +1,4 @@
-"""The skeleton: the read-only root directory of every sandbox of a launcher, with its /etc and pid 1's bytecode.
+"""The skeleton: the read-only root directory of every sandbox of a launcher: its /etc, pid 1's bytecode, Node's gate.
 
 Owns: what is in it. Must not: mount anything.
 """
@@ -14,11 +14,18 @@ from pathlib import Path
 
 from proxy.roots import host_ca_bundle
 from sandbox.isolation import init
-from sandbox.isolation.plan import INIT, PACKAGES, SANDBOX_GID, SANDBOX_UID, WORKSPACE, ReadOnly
+from sandbox.isolation.plan import GATE, INIT, NODE_COMMANDS, PACKAGES, SANDBOX_GID, SANDBOX_UID, WORKSPACE, ReadOnly
 
 _MOUNT_POINTS = ("usr", "proc", "dev", "tmp", "run", "opt/python", "opt/node", PACKAGES[1:], WORKSPACE[1:])
 SYSTEM_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr where that is merged
 _COPIED = ("ld.so.cache", "protocols", "services", "mime.types", "os-release")  # say nothing of the host but its kind
+
+# The wheel that Node.js comes in has copies where Node.js has links, and the copies of npm do not find their package.
+_NODE_LINKS = {
+    "node": "/opt/node/bin/node",
+    "npm": "/opt/node/lib/node_modules/npm/bin/npm-cli.js",
+    "npx": "/opt/node/lib/node_modules/npm/bin/npx-cli.js",
+}
 
 _ETC = {
     "passwd": f"sandbox:x:{SANDBOX_UID}:{SANDBOX_GID}:sandbox:{WORKSPACE}:/bin/sh\n"
@@ -52,10 +59,12 @@ def gather(authority_certificate: str | None) -> Skeleton:
     files["etc/ssl/certs/ca-certificates.crt"] = (_public_roots() + own).encode()
     files["etc/ssl/certs/sluicegate-ca.pem"] = own.encode()
     files[INIT.lstrip("/")] = _init_bytecode()
+    files[GATE.lstrip("/")] = Path(__file__).with_name("gate.cjs").read_bytes()
     links = {
         "etc/ssl/cert.pem": "certs/ca-certificates.crt",
         "etc/pki/tls/certs/ca-bundle.crt": "/etc/ssl/certs/ca-certificates.crt",
     }
+    links |= {f"{NODE_COMMANDS.lstrip('/')}/{name}": target for name, target in _NODE_LINKS.items()}
     for name in _COPIED:
         with contextlib.suppress(OSError):
             files[f"etc/{name}"] = Path("/etc", name).read_bytes()

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from proxy import channel
 from sandbox.isolation import joiner
 from sandbox.isolation.confine import Confinement
+from sandbox.isolation.filesystems import Filesystems
 from sandbox.isolation.memory import Evidence, Group
 from sandbox.isolation.plan import Descriptors, LaunchPlan, bwrap_argv
 from sandbox.isolation.poller import Poller
@@ -26,6 +27,7 @@ from sandbox.isolation.poller import Poller
 _REMOVAL_PATIENCE_SECONDS = 2.0
 _REMOVAL_TICK_SECONDS = 0.002
 _ERROR_BYTES = 4096
+_REPORT_BYTES = 128  # more than any report has
 _THREAD_STACK_BYTES = 8 * 1024 * 1024  # glibc's; counted by RLIMIT_DATA whether touched or not
 _REPORT = re.compile(rb"E(\d{1,5}) (\d{1,9}\.\d{6}) (\d{1,18})\n")  # as `init.py` writes it
 _MEMORY = "memory"  # the value of KillReason.MEMORY
@@ -63,6 +65,8 @@ class Supervision:
         self._up = self._ready = self._release = self._released = self._started = False
         self._kill_reason: str | None = None
         self._report: bytes = b""
+        self._filesystems = Filesystems()
+        self._pids_limit: int | None = None
         self._error = b""
         self._failure: str | None = None
         self._bwrap_ended = self._pid1_ended = False
@@ -214,6 +218,8 @@ class Supervision:
             _, hard = resource.prlimit(pid, kind)
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.prlimit(pid, kind, (value, value))
+            if kind == resource.RLIMIT_NPROC:
+                self._pids_limit = min(value, self._plan.pids)
 
     # --- progress
 
@@ -234,8 +240,11 @@ class Supervision:
                     os.close(fd)
         elif message["step"] == "ready":
             self._ready = True
+            self._tell_pid1(b"P")
             assert self._pid1 is not None
-            self._group.watch(self._pid1, fds)
+            number = len(self._plan.tmpfs)
+            self._filesystems = Filesystems(self._plan.tmpfs, fds[:number])
+            self._group.watch(self._pid1, self._filesystems, fds[number:])
             self._go()
         else:
             self._fail(f"the sandbox's network could not be set up: {message['message']}")
@@ -244,6 +253,10 @@ class Supervision:
         if self._helper is not None:
             with contextlib.suppress(channel.ChannelClosed):
                 channel.send(self._helper, {})
+
+    def _tell_pid1(self, word: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._control, word)
 
     def release(self) -> None:
         """Start the program, as soon as all is ready for it."""
@@ -254,8 +267,7 @@ class Supervision:
         if not (self._release and self._up and self._ready) or self._released:
             return
         self._released = True
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._control, b"R")
+        self._tell_pid1(b"R")
         if self._group.tick_seconds is not None:
             self._call_after(self._group.tick_seconds, self._on_tick)
 
@@ -272,7 +284,9 @@ class Supervision:
         if data[:1] == b"S" and not self._started:
             self._started = True
             data = data[1:]
-        self._report += data
+        self._report = (self._report + data)[:_REPORT_BYTES]
+        if self._report:
+            self._filesystems.close()  # now, while what else runs inside still holds its files
 
     def _on_error(self) -> None:
         data = _read_available(self._error_fd)
@@ -309,6 +323,7 @@ class Supervision:
         self._kill_now()
 
     def _kill_now(self) -> None:
+        self._filesystems.close()  # before it: what is open and has no name is gone after it
         with contextlib.suppress(ProcessLookupError):
             if self._pid1_fd is not None:
                 signal.pidfd_send_signal(self._pid1_fd, signal.SIGKILL)
@@ -319,9 +334,20 @@ class Supervision:
 
     def _on_bwrap_end(self) -> None:
         self._poller.remove(self._bwrap_fd)
-        os.waitid(os.P_PIDFD, self._bwrap_fd, os.WEXITED)
+        status = os.waitid(os.P_PIDFD, self._bwrap_fd, os.WEXITED)
         self._bwrap_ended = True
+        if status is not None and status.si_code != os.CLD_EXITED:
+            self._guarded(self._on_bwrap_killed)
         self._maybe_finish()
+
+    def _on_bwrap_killed(self) -> None:
+        """From outside: nothing inside can signal it, and when its child is killed it exits.
+
+        Its child dies with it, but for one that had not come so far as to ask for that: that one is ended here.
+        """
+        self._on_status()
+        if not self._report:
+            self._fail("bubblewrap was killed from outside the sandbox")
 
     def _on_pid1_end(self) -> None:
         assert self._pid1_fd is not None
@@ -334,6 +360,7 @@ class Supervision:
             return
         for step in (self._on_status, self._on_error, self._drop_helper):
             self._guarded(step)  # each, whatever became of the one before: the executor waits for this ending
+        self._filesystems.close()
         self._poller.cancel(self)
         try:
             self._evidence = self._group.evidence()
@@ -366,8 +393,11 @@ class Supervision:
             self._failure = "pid 1 of the sandbox ended without a report"  # later it is the program's doing
         if self._failure is not None:  # what bwrap said comes before what we made of it
             self._failure = self._error.decode(errors="replace").strip() or self._failure
+        # What a group of the kernel's says is exact; the samples of a tree may have missed what one process had.
         if self._evidence.peak_memory_bytes is not None and self._group.tick_seconds is None:
-            peak = None  # the group's is exact; the samples of a tree may have missed what one process had
+            peak = None
+        if self._evidence.cpu_seconds is not None and self._group.tick_seconds is None:
+            cpu = None
         return {
             "op": "ended",
             "id": self._number,
@@ -375,8 +405,10 @@ class Supervision:
             "signal": number,
             "killed_by_us": self._kill_reason,
             "oom_kills": self._evidence.oom_kills,
+            "pids_limit": self._pids_limit,
             "pids_limit_hits": self._evidence.pids_limit_hits,
-            "cpu_seconds": self._evidence.cpu_seconds if self._evidence.cpu_seconds is not None else cpu,
+            "full_filesystems": self._filesystems.full(),
+            "cpu_seconds": max((one for one in (self._evidence.cpu_seconds, cpu) if one is not None), default=None),
             "peak_memory_bytes": max(self._evidence.peak_memory_bytes or 0, peak or 0) or None,
             "failure": self._failure,
             "released": self._started,

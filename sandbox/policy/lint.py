@@ -299,8 +299,14 @@ _LINK_LOCAL: tuple[IPNetwork, ...] = (IPv4Network("169.254.0.0/16"), IPv6Network
 
 def _registries(policy: Policy) -> Iterator[Finding]:
     denied = _ByHost(policy.network.deny)
-    for place, url in enumerate(policy.network.registries.python or ()):
-        path: KeyPath = ("network", "registries", "python", place)
+    registries = policy.network.registries
+    named = [
+        (language, place, url)
+        for language, urls in (("python", registries.python), ("javascript", registries.javascript))
+        for place, url in enumerate(urls or ())
+    ]
+    for language, place, url in named:
+        path: KeyPath = ("network", "registries", language, place)
         if url.scheme == "http":
             yield _warning(
                 path, f"`{url}` is read without TLS: whoever is on the way can change packages", "use `https`"

@@ -40,7 +40,15 @@ MIN_TIMEOUT_SECONDS = 1  # the contract's
 DEFAULT_TIMEOUT_SECONDS = 30  # the contract's
 DEFAULT_MEMORY_MIB = 512  # the contract's
 DEFAULT_MAX_CONNECTIONS = 256
+DEFAULT_OUTPUT_MIB = 256
+DEFAULT_ATTEMPTS = 2
+DEFAULT_MARGIN_SECONDS = 60.0
+DEFAULT_KEEP_HOURS = 24.0
 _MAX_CONNECTIONS = 65_535
+_MAX_OUTPUT_MIB = 65_536
+_MAX_ATTEMPTS = 3
+_MAX_MARGIN_SECONDS = 3_600
+_MAX_KEEP_HOURS = 24 * 365
 _MAX_RULES = 5_000  # each is looked at in every decision
 
 
@@ -132,24 +140,26 @@ def _one_index_or_more(value: object) -> object:
     return value
 
 
+Indexes = Annotated[
+    tuple[Index, ...],
+    BeforeValidator(_one_index_or_more, json_schema_input_type=str | list[str]),
+    AfterValidator(distinct),
+]
+
+
 class Registries(Section):
     """The package index of each language; None (`auto`): the one that the language's own client is configured for.
 
     The hosts of all the addresses given are the registry; none is added to them.
     """
 
-    python: (
-        Annotated[
-            tuple[Index, ...],
-            BeforeValidator(_one_index_or_more, json_schema_input_type=str | list[str]),
-            AfterValidator(distinct),
-        ]
-        | None
-    ) = None
+    python: Indexes | None = None
+    javascript: Indexes | None = None
 
     @model_serializer
     def _shape(self) -> str | dict[str, list[str]]:
-        return "auto" if self.python is None else {"python": [str(url) for url in self.python]}
+        named = {"python": self.python, "javascript": self.javascript}
+        return {language: [str(url) for url in urls] for language, urls in named.items() if urls is not None} or "auto"
 
 
 def _registries(value: object) -> object:
@@ -244,6 +254,20 @@ class LimitsSection(Section):
     timeout_seconds: TimeoutLimit = TimeoutLimit()
     memory_mib: MemoryLimit = MemoryLimit()
     max_connections: Annotated[int, *bounded(1, _MAX_CONNECTIONS, "connections", whole=True)] = DEFAULT_MAX_CONNECTIONS
+    output_mib: Annotated[int, *bounded(1, _MAX_OUTPUT_MIB, "MiB", whole=True)] = DEFAULT_OUTPUT_MIB
+
+
+class AttemptsSection(Section):
+    """How often a call is tried when this side fails, and how long all of it may take beyond the code's own timeout."""
+
+    max: Annotated[int, *bounded(1, _MAX_ATTEMPTS, "attempts", whole=True)] = DEFAULT_ATTEMPTS
+    margin_seconds: Annotated[float, *bounded(1, _MAX_MARGIN_SECONDS, "seconds", whole=False)] = DEFAULT_MARGIN_SECONDS
+
+
+class CallsSection(Section):
+    """How long the answer of a call with an idempotency key is kept."""
+
+    keep_hours: Annotated[float, *bounded(1, _MAX_KEEP_HOURS, "hours", whole=False)] = DEFAULT_KEEP_HOURS
 
 
 class AuditSection(Section):
@@ -259,4 +283,6 @@ class Policy(Section):
     name: PolicyName = "unnamed"
     network: NetworkSection = NetworkSection()
     limits: LimitsSection = LimitsSection()
+    attempts: AttemptsSection = AttemptsSection()
+    calls: CallsSection = CallsSection()
     audit: AuditSection = AuditSection()

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sandbox.isolation.netns import EXPLICIT_PORT
 from sandbox.isolation.plan import INIT, WORKSPACE, LaunchPlan, ReadOnly
+from sandbox.runtimes.environment import environment as common_environment
 
 RUNTIME = "/opt/python"
-CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # the public roots and our authority
-CA_OWN = "/etc/ssl/certs/sluicegate-ca.pem"  # our authority alone, for clients that add it to built-in roots
-
-_THREAD_CAPS = (
-    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS", "RAYON_NUM_THREADS", "POLARS_MAX_THREADS",
-)  # fmt: skip
+MAIN = f"{WORKSPACE}/main.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,47 +48,17 @@ def argv(interpreter: Interpreter) -> tuple[str, ...]:
     return (interpreter.executable, "-I", "-S", "-B", "-u", INIT)
 
 
-def environment(interpreter: Interpreter, *, threads: int = 1) -> dict[str, str]:
-    """The environment that every call has, from nothing; a call's own is added in its program's process.
-
-    NO_PROXY names loopback: a server of the program's own is then reached directly by urllib and its like, and the
-    host's loopback cannot be reached from the sandbox's network namespace in any case.
-    """
-    proxy = f"http://127.0.0.1:{EXPLICIT_PORT}"
-    no_proxy = "localhost,127.0.0.1,::1"  # not `[::1]`, which urllib would want and httpx refuses to start with
-    path = ["/usr/local/bin", "/usr/bin", "/bin"]
-    own = f"{interpreter.prefix}/bin"
-    values = {
-        "PATH": ":".join([own, *(directory for directory in path if directory != own)]),
-        "HOME": WORKSPACE,
-        "TMPDIR": "/tmp",  # noqa: S108 - inside the sandbox
-        "LANG": "C.UTF-8",
-        "TZ": "UTC",
-        "USER": "sandbox",
-        "PYTHONUNBUFFERED": "1",  # for the Pythons that the program starts
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "HTTP_PROXY": proxy,
-        "HTTPS_PROXY": proxy,
-        "ALL_PROXY": proxy,
-        "NO_PROXY": no_proxy,
-        "http_proxy": proxy,
-        "https_proxy": proxy,
-        "all_proxy": proxy,
-        "no_proxy": no_proxy,
-        "SSL_CERT_FILE": CA_BUNDLE,
-        "REQUESTS_CA_BUNDLE": CA_BUNDLE,
-        "CURL_CA_BUNDLE": CA_BUNDLE,
-        "PIP_CERT": CA_BUNDLE,
-        "NPM_CONFIG_CAFILE": CA_BUNDLE,
-        "NODE_EXTRA_CA_CERTS": CA_OWN,
-        "NODE_USE_ENV_PROXY": "1",
-        "MPLCONFIGDIR": "/tmp/matplotlib",  # noqa: S108
-    }
-    values.update(dict.fromkeys(_THREAD_CAPS, str(threads)))
+def loader_environment(interpreter: Interpreter) -> dict[str, str]:
+    """What its executable needs to find its library: the run path that it may have is that of the host."""
     if interpreter.shared and not interpreter.in_usr:
-        # Its run path, if it has one, is that of the host.
-        values["LD_LIBRARY_PATH"] = f"{interpreter.prefix}/lib"
-    return values
+        return {"LD_LIBRARY_PATH": f"{interpreter.prefix}/lib"}
+    return {}
+
+
+def environment(interpreter: Interpreter, *, threads: int = 1) -> dict[str, str]:
+    """The environment that every call has, from nothing; a call's own is added in its program's process."""
+    common = common_environment(f"{interpreter.prefix}/bin", threads=threads)
+    return {**common, **loader_environment(interpreter)}
 
 
 def plan(
@@ -112,6 +76,7 @@ def plan(
     return LaunchPlan(
         argv=argv(interpreter),
         environment=environment(interpreter, threads=threads),
+        main=MAIN,
         read_only=mounts(interpreter),
         memory_bytes=memory_bytes,
         pids=pids,

@@ -214,10 +214,14 @@ report(allowed=[fetch("https://allowed.test/echo")["status"] for _ in range(5)],
         async with Executor(lab.policy, settings=settings) as executor:
             domains = ["local.test", "allowed.test"]
             flooding = asyncio.ensure_future(
-                executor.run(CodeCall(code=PRELUDE + flood, allow_network=True, domains=domains, timeout=100))
+                executor.run(
+                    CodeCall(language="python", code=PRELUDE + flood, allow_network=True, domains=domains, timeout=100)
+                )
             )
             await asyncio.to_thread(lab.held)
-            served = await executor.run(CodeCall(code=PRELUDE + probe, allow_network=True, domains=["allowed.test"]))
+            served = await executor.run(
+                CodeCall(language="python", code=PRELUDE + probe, allow_network=True, domains=["allowed.test"])
+            )
             outside.local.release()
             return await flooding, served
 

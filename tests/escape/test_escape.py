@@ -86,8 +86,9 @@ for path in ("/etc/shadow", "/etc/gshadow", "/etc/machine-id", "/etc/ssh", "/roo
         pass
 if socket.gethostname() == "{socket.gethostname()}":
     leaked.append("the host's name")
-# What we put there ourselves: the interpreter, the packages and our first process.
-report(leaked=[name for name in leaked if name not in ("/opt/python", "/opt/node", "/opt/packages", "/run/init.pyc")])
+# What we put there ourselves: the runtimes, the packages, our first process, the gate, and links to Node's commands.
+ours = ("/opt/python", "/opt/node", "/opt/packages", "/run/init.pyc", "/run/gate.cjs", "/run/bin")
+report(leaked=[name for name in leaked if name not in ours])
 """
     prove(confined, probe, "^/(var/lib/dpkg|sys|run)/")
 
@@ -183,7 +184,7 @@ report(leaked=leaked)
         root = lab.log.parent
         settings = Settings(state_dir=root / "env", audit_log=root / "env.jsonl")
         async with Executor(lab.policy, settings=settings) as executor:
-            return await executor.run(CodeCall(code=PRELUDE + probe))
+            return await executor.run(CodeCall(language="python", code=PRELUDE + probe))
 
     result = asyncio.run(main())
     assert parse_seen(result.stdout) == [{"leaked": []}], result.stderr
@@ -735,10 +736,18 @@ report(seen=seen)
             lab.policy, settings=Settings(state_dir=root / "two", audit_log=root / "two.jsonl")
         ) as executor:
             first = asyncio.ensure_future(
-                executor.run(CodeCall(code=PRELUDE + server, allow_network=True, domains=["local.test"], timeout=100))
+                executor.run(
+                    CodeCall(
+                        language="python",
+                        code=PRELUDE + server,
+                        allow_network=True,
+                        domains=["local.test"],
+                        timeout=100,
+                    )
+                )
             )
             await asyncio.to_thread(lab.held)
-            second = await executor.run(CodeCall(code=PRELUDE + client))
+            second = await executor.run(CodeCall(language="python", code=PRELUDE + client))
             outside.local.release()
             return await first, second
 

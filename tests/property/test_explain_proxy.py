@@ -122,7 +122,7 @@ def granted(draw: st.DrawFn) -> Drawn:
     except InvalidPolicy:
         assume(False)
         raise AssertionError from None
-    registries = rules_from_policy(loaded.policy.network.registries.python or ())
+    registries = rules_from_policy("python", loaded.policy.network.registries.python or ())
     may_name = [name for name in ("test.test", *NAMES, "y.a.test") if _may_be_asked(loaded, registries, (name,))]
     calls = [Asked(False, None), Asked(True, None)]
     calls += [Asked(True, ())] * 3 if Mode.UNRESTRICTED in loaded.policy.network.modes else []

@@ -259,6 +259,9 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("registries:", "network.registries", "no value", ""),
     ("registries: {python: []}", "network.registries.python", "says no index", "auto"),
     ("registries: {ruby: x.test}", "network.registries.ruby", "no such key", "`python`"),
+    ("registries: {javascript: []}", "network.registries.javascript", "says no index", "auto"),
+    ("registries: {javascript: 'ftp://a.test/'}", "network.registries.javascript", "not an `https://`", "https://"),
+    ("registries: {javascript: a.test}\n  deny: [{host: test}]", "network.registries.javascript", "denies `a.test`", "drop"),
     ("registries: {python: 'ftp://a.test/'}", "network.registries.python", "not an `https://`", "https://"),
     ("registries: {python: 'https://u:secret@a.test/'}", "network.registries.python", "password", "without"),
     ("registries: {python: 'https://10.0.0.1/'}", "network.registries.python", "IP address", "`hosts`"),
@@ -400,6 +403,7 @@ WARNED: list[tuple[dict[str, Any], str, str]] = [
         "network.private_addresses[0].host", "no rule of `network.allow` covers",
     ),
     ({"registries": {"python": "http://a.test/"}}, "network.registries.python", "without TLS"),
+    ({"registries": {"javascript": "http://a.test/"}}, "network.registries.javascript", "without TLS"),
 ]  # fmt: skip
 
 
@@ -591,7 +595,14 @@ documents = fields(
                     max_size=2,
                 ),
                 "inspect": fields({}, {"passthrough": st.lists(host_names, max_size=2, unique=True)}),
-                "registries": st.just("auto") | st.just({"python": ["https://index.example/simple/", "files.example"]}),
+                "registries": st.just("auto")
+                | fields(
+                    {},
+                    {
+                        "python": st.just(["https://index.example/simple/", "files.example"]),
+                        "javascript": st.just(["https://registry.example/"]),
+                    },
+                ).filter(bool),
             },
         ),
         "limits": fields(
@@ -653,7 +664,7 @@ def test_the_json_schema_has_every_key_and_offers_no_null() -> None:
     schema = policy_schema()
     text = json.dumps(schema)
     assert '"null"' not in text
-    assert set(schema["properties"]) == {"version", "name", "network", "limits", "audit"}
+    assert set(schema["properties"]) == {"version", "name", "network", "limits", "attempts", "calls", "audit"}
     assert set(schema["$defs"]["NetworkSection"]["properties"]) == {
         "modes", "allow", "deny", "ports", "hosts", "private_addresses", "inspect", "registries", "upstream",
     }  # fmt: skip

@@ -1,7 +1,8 @@
-"""A registry is what the policy names, or what pip itself would use; when neither can be known, nothing is guessed."""
+"""A registry is what the policy names, or what pip or npm itself would use; when neither can be known, nothing is guessed."""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,17 +10,21 @@ from typing import Any
 
 import pytest
 
+from sandbox.npm_client import NpmFacts, ask_npm
 from sandbox.policy.index_url import InvalidIndex, parse_index
 from sandbox.policy.problems import InvalidPolicy
 from sandbox.policy.schema import Registries
 from sandbox.registries import (
     PythonClientFacts,
     RegistryRules,
+    npm_facts,
     python_client_facts,
     resolve_registries,
     rules_from_client,
+    rules_from_npm,
     rules_from_policy,
 )
+from sandbox.runtimes.javascript import Node
 
 FACTS = PythonClientFacts(
     interpreter="/usr/bin/python3",
@@ -82,7 +87,7 @@ def test_the_credentials_of_an_index_are_noticed_and_dropped() -> None:
 
 
 def test_rules_are_exact_read_only_and_on_the_index_s_own_port() -> None:
-    found = rules_from_policy([parse_index("https://index.test:8443/simple/"), parse_index("files.test")])
+    found = rules_from_policy("python", [parse_index("https://index.test:8443/simple/"), parse_index("files.test")])
     assert [(rule.id, str(rule.host), rule.ports) for rule in found.rules] == [
         ("registries.python[0]", "index.test", (8443,)), ("registries.python[1]", "files.test", (443,)),
     ]  # fmt: skip
@@ -93,7 +98,7 @@ def test_rules_are_exact_read_only_and_on_the_index_s_own_port() -> None:
 
 def test_one_host_named_twice_is_one_rule() -> None:
     urls = [parse_index("https://index.test/simple/"), parse_index("https://index.test/files/")]
-    assert hosts(rules_from_policy(urls)) == [("index.test", 443)]
+    assert hosts(rules_from_policy("python", urls)) == [("index.test", 443)]
 
 
 def test_the_index_built_into_pip_comes_with_the_host_of_its_files() -> None:
@@ -245,6 +250,120 @@ def test_a_pip_in_the_working_directory_is_not_asked(
     assert python_client_facts().pip_version
 
 
+# npm: what it says, and the real one, beside the Node.js that attempts run on
+
+
+NPM = NpmFacts("99.0", "https://npm.test/", ())
+
+NPM_CONFIGURED: list[tuple[dict[str, Any], list[tuple[str, int]], str]] = [
+    ({}, [("npm.test", 443)], ""),
+    ({"registry": "https://mirror.test:8443/npm/"}, [("mirror.test", 8443)], ""),
+    ({"registry": "http://mirror.test/"}, [("mirror.test", 80)], "without TLS"),
+    ({"registry": "https://secret@mirror.test/"}, [("mirror.test", 443)], "password"),
+    ({"scopes": ("@shop",)}, [("npm.test", 443)], "`@shop`"),
+]
+
+
+@pytest.mark.parametrize(("changed", "expected", "warning"), NPM_CONFIGURED)
+def test_the_one_registry_of_npm_is_allowed(
+    changed: dict[str, Any], expected: list[tuple[str, int]], warning: str
+) -> None:
+    found = rules_from_npm(replace(NPM, **changed))
+    assert hosts(found) == expected
+    assert [rule.id for rule in found.rules] == ["registries.javascript[0]"]
+    assert all(rule.methods == ("GET", "HEAD") and not rule.subdomains for rule in found.rules)
+    assert warning in " ".join(found.warnings)
+    assert bool(found.warnings) is bool(warning)
+    assert "secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "registry", [None, "", "/srv/npm", "file:///srv/npm", "${NOPE}", "https://10.0.0.1/", "https://u:secret@/"]
+)
+def test_what_npm_says_and_cannot_be_used_is_an_error_that_says_what_to_write(registry: str | None) -> None:
+    with pytest.raises(InvalidPolicy) as caught:
+        rules_from_npm(replace(NPM, registry=registry))
+    assert "registries: {javascript:" in (caught.value.problems[0].hint or "")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.fixture
+def npm_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No configuration of this machine's; the path of the user's own for the test to write."""
+    for name in list(os.environ):
+        if name.lower().startswith("npm_config_"):
+            monkeypatch.delenv(name)
+    config = tmp_path / "home" / ".npmrc"
+    config.parent.mkdir()
+    config.write_text("")
+    (tmp_path / "global").write_text("")
+    monkeypatch.setenv("HOME", str(config.parent))
+    monkeypatch.setenv("NPM_CONFIG_GLOBALCONFIG", str(tmp_path / "global"))
+    return config
+
+
+def test_npm_answers_with_the_registry_that_it_is_configured_for(
+    npm_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By file; and by environment, which wins, as it does for npm."""
+    npm_environment.write_text(
+        "registry=https://mirror.test/npm/\n@shop:registry=https://shop.test/\n//mirror.test/:_authToken=secret\n"
+    )
+    facts = npm_facts()
+    assert (facts.registry, facts.scopes) == ("https://mirror.test/npm/", ("@shop",))
+    assert hosts(resolve_registries(Registries(), "javascript")) == [("mirror.test", 443)]
+    assert "secret" not in repr(facts)
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "https://environment.test/")
+    assert hosts(resolve_registries(Registries(), "javascript")) == [("environment.test", 443)]
+
+
+def test_without_configuration_npm_has_a_registry_of_its_own(npm_environment: Path) -> None:
+    rules = resolve_registries(Registries(), "javascript")
+    assert [rule.ports for rule in rules.rules] == [(443,)]
+    assert rules.warnings == ()
+
+
+def test_a_registry_with_a_password_is_an_error_that_does_not_show_it(npm_environment: Path) -> None:
+    npm_environment.write_text("registry=https://u:secret@mirror.test/\n")
+    with pytest.raises(InvalidPolicy, match="password") as caught:
+        resolve_registries(Registries(), "javascript")
+    assert "secret" not in str(caught.value)
+
+
+def test_no_project_is_asked_which_registry_npm_uses(
+    npm_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what a caller has every Node.js load run in npm."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "package.json").write_text("{}")
+    (project / ".npmrc").write_text("registry=https://planted.test/\n")
+    (project / "planted.js").write_text("process.exit(9)")
+    npm_environment.write_text("registry=https://mirror.test/\n")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("NODE_OPTIONS", f"--require={project}/planted.js")
+    assert npm_facts().registry == "https://mirror.test/"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("#!/bin/sh\nexit 3\n", "status 3"),
+        ("#!/bin/sh\necho hello\n", "not understood"),
+        ("#!/bin/sh\necho '[1]'\n", "not understood"),
+        ("#!/nonexistent\n", "no such file"),
+    ],
+)
+def test_an_npm_that_does_not_answer_is_an_error_that_says_why(tmp_path: Path, script: str, reason: str) -> None:
+    node = tmp_path / "bin" / "node"
+    node.parent.mkdir()
+    node.write_text(script)
+    node.chmod(0o755)
+    answer = ask_npm(Node(str(tmp_path), "99.0.0"))
+    assert isinstance(answer, str)
+    assert reason in answer
+
+
 # Resolving
 
 
@@ -252,6 +371,15 @@ def test_a_policy_that_names_the_index_asks_nobody(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     found = resolve_registries(Registries.model_validate({"python": ["https://index.test/simple/"]}), "python")
     assert hosts(found) == [("index.test", 443)]
+
+
+def test_each_language_has_what_the_policy_names_for_it_and_auto_for_the_rest(
+    pip_environment: Path, npm_environment: Path
+) -> None:
+    pip_environment.write_text("[global]\nindex-url = https://mirror.test/simple/\n")
+    setting = Registries.model_validate({"javascript": ["https://npm.test/"]})
+    assert hosts(resolve_registries(setting, "javascript")) == [("npm.test", 443)]
+    assert hosts(resolve_registries(setting, "python")) == [("mirror.test", 443)]
 
 
 def test_auto_is_what_pip_says(pip_environment: Path) -> None:

@@ -14,17 +14,22 @@ from typing import Any
 
 import pytest
 
-from sandbox.interpreters import this_interpreter
+from sandbox.interpreters import this_interpreter, this_node
 from sandbox.isolation.client import Ending, Launcher, LauncherConfig, Sandbox
 from sandbox.isolation.plan import MIB, LaunchPlan
 from sandbox.output import Collector
-from sandbox.runtimes import python
+from sandbox.runtimes import javascript, python
 
 PATIENCE_SECONDS = 60
 
 
 def make_plan(**changes: Any) -> LaunchPlan:
     plan = python.plan(this_interpreter(), call_id="call-test", attempt=1, memory_bytes=256 * MIB)
+    return replace(plan, **changes)
+
+
+def make_js_plan(**changes: Any) -> LaunchPlan:
+    plan = javascript.plan(this_node(), this_interpreter(), call_id="call-test", attempt=1, memory_bytes=256 * MIB)
     return replace(plan, **changes)
 
 
@@ -63,7 +68,10 @@ class Rig:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_SECONDS)
 
     async def start(self, **changes: Any) -> Launcher:
-        return await Launcher.start(LauncherConfig(state_dir=self.state_dir, packages=self._packages, **changes))
+        readable = (Path(this_node().directory),)
+        return await Launcher.start(
+            LauncherConfig(state_dir=self.state_dir, packages=self._packages, readable=readable, **changes)
+        )
 
     @contextlib.asynccontextmanager
     async def another(self, **changes: Any) -> AsyncIterator[Launcher]:

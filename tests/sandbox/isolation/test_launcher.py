@@ -423,6 +423,7 @@ def test_a_pid_1_that_ends_without_a_report_is_not_our_failure_once_the_program_
             for pid in descendants(launcher.pid):
                 if re.search(r"^NSpid:.*\t1$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
                     os.kill(pid, signal.SIGKILL)
+                    break  # the others go with it
             return await sandbox.ended()
 
     ending = rig.do(scenario())

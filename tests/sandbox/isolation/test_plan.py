@@ -21,6 +21,7 @@ from sandbox.isolation.plan import (
 PLAN = LaunchPlan(
     argv=("/opt/python/bin/python3.13", "-I", "/run/init.pyc"),
     environment={"PATH": "/usr/bin", "HOME": "/workspace"},
+    main="/workspace/main.py",
     read_only=(ReadOnly("/host/python", "/opt/python"),),
     memory_bytes=1 << 28,
     packages="/host/packages",
@@ -53,6 +54,12 @@ def test_the_whole_command_is_as_agreed() -> None:
             "/opt/python/bin/python3.13 -I /run/init.pyc 7 8 9"
         ).split()
     )
+
+
+def test_a_runtime_and_its_environment_follow_the_descriptors() -> None:
+    """Pid 1 starts it; bubblewrap and pid 1 have none of its environment."""
+    plan = replace(PLAN, program=("/opt/node/bin/node", "--", "gate"), start_environment={"PATH": "/opt", "A": "b=c"})
+    assert argv(plan) == [*argv(), "--", "PATH=/opt", "A=b=c", "--", "/opt/node/bin/node", "--", "gate"]
 
 
 def test_what_the_call_gave_is_in_no_argument() -> None:

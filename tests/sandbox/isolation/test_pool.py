@@ -10,7 +10,7 @@ import pytest
 
 from sandbox.isolation.client import KillReason, Launcher
 from sandbox.isolation.plan import MIB
-from sandbox.isolation.pool import WarmPool
+from sandbox.isolation.pool import MAX_PLANS, WarmPool
 from tests.sandbox.isolation.conftest import Rig, finish, make_plan
 
 
@@ -86,12 +86,38 @@ def test_a_sandbox_that_waits_is_used_once_only_for_its_own_plan(rig: Rig, launc
     assert rig.do(scenario()) == (0, None, 0)
 
 
+def test_each_of_the_plans_last_asked_for_keeps_its_own_and_an_older_one_loses_it(rig: Rig, launcher: Launcher) -> None:
+    """Two languages, or two memory limits, in turn do not cost each other what waits; and there is a bound."""
+    plans = [make_plan(memory_bytes=(200 + number) * MIB) for number in range(MAX_PLANS + 1)]
+
+    async def scenario() -> tuple[list[bool], int]:
+        pool = WarmPool(launcher, 1)
+
+        async def call(number: int) -> bool:
+            """Whether it found one waiting."""
+            before = pool.waiting
+            sandbox = await pool.launch(plans[number], code=b"pass")
+            await sandbox.close()
+            await settled(pool)
+            return sandbox in before
+
+        for number in range(MAX_PLANS):
+            await call(number)
+        found = [await call(0), await call(1), await call(MAX_PLANS), await call(0), await call(2)]
+        waiting = len(pool.waiting)
+        await pool.close()
+        return found, waiting
+
+    assert rig.do(scenario()) == ([True, True, False, True, False], MAX_PLANS)
+    assert sandboxes_of(launcher) == 0
+
+
 def test_one_that_died_while_it_waited_is_not_handed_out(rig: Rig, launcher: Launcher) -> None:
     async def scenario() -> str:
         pool = WarmPool(launcher, 1)
         first = await pool.launch(make_plan(), code=b"pass")
         await settled(pool)
-        waiting = pool._waiting[0]
+        waiting = pool.waiting[0]
         await waiting.kill(KillReason.CANCELLED)
         await waiting.ended()
         second = await pool.launch(make_plan(), code=b"print('fresh')")
@@ -130,7 +156,8 @@ def test_a_lost_launcher_leaves_nothing_waiting(rig: Rig) -> None:
         await settled(pool)
         psutil.Process(launcher.pid).kill()
         await launcher.lost.wait()
-        alive = [waiting.alive for waiting in pool._waiting]
+        alive = [waiting.alive for waiting in pool.waiting]
+        assert alive
         await sandbox.close()
         await pool.close()
         await launcher.close()

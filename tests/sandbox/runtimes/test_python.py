@@ -77,6 +77,7 @@ def test_the_environment_is_complete_and_all_of_it_is_made_here() -> None:
         "PYTHONDONTWRITEBYTECODE": "1",
         "NODE_EXTRA_CA_CERTS": "/etc/ssl/certs/sluicegate-ca.pem",
         "NODE_USE_ENV_PROXY": "1",
+        "UV_THREADPOOL_SIZE": "3",
         "MPLCONFIGDIR": "/tmp/matplotlib",
     }
 

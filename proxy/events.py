@@ -256,7 +256,22 @@ class ProxyEvent(_Event):
     detail: str = ""
 
 
-type Event = DecisionEvent | ConnectionEvent | AttemptEvent | ProxyEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEvent(_Event):
+    """What befell a call as a whole. `what` is `lost`: its executor ended while it ran, and it has no answer.
+
+    `started_at` is when the call came, in seconds since the epoch.
+    """
+
+    kind: ClassVar[str] = "call"
+
+    time: float
+    call_id: str
+    what: Literal["lost"]
+    started_at: float
+
+
+type Event = DecisionEvent | ConnectionEvent | AttemptEvent | ProxyEvent | CallEvent
 
 
 def decision_event(

@@ -133,6 +133,11 @@ def test_no_file_names_a_place_of_one_machine() -> None:
     assert places(re.compile("|".join([re.escape(checkout) + r"\b", *homes]))) == []
 
 
+def test_no_file_is_what_an_editor_or_a_merge_left() -> None:
+    left = [name for name, _ in texts() if name.endswith((".orig", ".rej", ".bak", ".swp", "~"))]
+    assert left == []
+
+
 def test_the_chosen_python_is_one_that_the_project_runs_on() -> None:
     chosen = (TOP / ".python-version").read_text().strip()
     assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(chosen)

@@ -9,22 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sandbox.contract import CodeCall, InvalidCall, Status, ToolResult, parse_call
-    from sandbox.execute import Executor
+    from sandbox.call_parsing import parse_call
+    from sandbox.contract import CodeCall, InvalidCall, Status, ToolResult
+    from sandbox.executor import Executor
     from sandbox.policy_file import InvalidPolicy
     from sandbox.settings import Settings
     from sandbox.sync import SyncExecutor
 
 _HOME = {
     "CodeCall": "sandbox.contract",
-    "Executor": "sandbox.execute",
+    "Executor": "sandbox.executor",
     "InvalidCall": "sandbox.contract",
     "InvalidPolicy": "sandbox.policy_file",
     "Settings": "sandbox.settings",
     "Status": "sandbox.contract",
     "SyncExecutor": "sandbox.sync",
     "ToolResult": "sandbox.contract",
-    "parse_call": "sandbox.contract",
+    "parse_call": "sandbox.call_parsing",
 }
 
 __all__ = [

@@ -1,6 +1,6 @@
 """One attempt: one run of the code in one fresh sandbox, from launch to a classified ending.
 
-Whatever happens, when `run_attempt` returns or raises, the sandbox is gone and the proxy serves it no more.
+Whatever happens, when `Attempt.run` returns or raises, the sandbox is gone and the proxy serves it no more.
 Owns: the order of the steps and the evidence. Must not: know policies, or try again.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from proxy.control import AttemptEnd, AttemptStart, NetworkCounts, Proxy, ProxyUnavailable
 from proxy.network import Grant
-from sandbox.contract import MAX_STDERR_CHARS, MAX_STDOUT_CHARS, Status
-from sandbox.isolation.client import Ending, IsolationUnavailable, KillReason, Launcher, Sandbox
+from sandbox.contract import MAX_STDERR_CHARS, MAX_STDOUT_CHARS, Cause, Evidence, FullDisk, Status
+from sandbox.isolation.client import Ending, FullFilesystem, IsolationUnavailable, KillReason, Launcher, Sandbox
 from sandbox.isolation.plan import MIB, LaunchPlan
 from sandbox.isolation.pool import WarmPool
 from sandbox.output import Collected, Collector
@@ -27,21 +27,34 @@ type Sink = Callable[[bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an attempt ended, proven. `cause` is one of the codes in `docs/results.md`."""
+    """How an attempt ended, proven. `code` is one of the codes in `docs/results.md`, and finer than `cause`."""
 
     status: Status
-    cause: str
+    cause: Cause
     message: str | None = None
     exit_code: int | None = None
     signal: int | None = None
+    code: str = ""
 
     @property
-    def infrastructure(self) -> bool:
-        return self.cause in INFRASTRUCTURE
+    def error_code(self) -> str:
+        return self.code or self.cause.value
 
 
 _KILL_SECONDS = 10.0  # a kill takes milliseconds
-INFRASTRUCTURE = frozenset({"isolation_failed", "proxy_lost", "launcher_lost", "proxy_unavailable"})
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSpec:
+    """What to run, under what, for how long. `max_output_bytes` is of both streams together."""
+
+    plan: LaunchPlan
+    grant: Grant
+    code: bytes
+    language: str
+    domains: tuple[str, ...] | None
+    wall_seconds: float
+    max_output_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,114 +66,168 @@ class AttemptOutcome:
     ended_at: float
     verdict: Verdict
     output: Collected
+    evidence: Evidence
+    memory_method: str | None
     network: NetworkCounts = field(default_factory=NetworkCounts)
-    cpu_seconds: float | None = None
-    peak_memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptSpec:
-    """What to run, under what, for how long."""
+class Attempt:
+    """One attempt, from its start on: what it writes can be read at any time, and it can be cancelled at any time."""
 
-    plan: LaunchPlan
-    grant: Grant
-    code: bytes
-    language: str
-    domains: tuple[str, ...] | None
-    wall_seconds: float
-    stdout_sink: Sink | None = None
-    stderr_sink: Sink | None = None
+    def __init__(self, spec: AttemptSpec, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None) -> None:
+        self._spec = spec
+        self._started = time.time()
+        self._cancelled = asyncio.Event()
+        self._collector = Collector(
+            MAX_STDOUT_CHARS, MAX_STDERR_CHARS, max_bytes=spec.max_output_bytes, stdout_sink=stdout_sink,
+            stderr_sink=stderr_sink,
+        )  # fmt: skip
 
+    def cancel(self) -> None:
+        """End the code now, at whatever stage; the outcome says so, and has what was written until then."""
+        self._cancelled.set()
 
-async def run_attempt(spec: AttemptSpec, pool: WarmPool, proxy: Proxy) -> AttemptOutcome:
-    """Run the code once. Failures of our own side are a verdict too; only cancellation is raised."""
-    started = time.time()
-    collector = Collector(
-        MAX_STDOUT_CHARS, MAX_STDERR_CHARS, stdout_sink=spec.stdout_sink, stderr_sink=spec.stderr_sink
-    )
-    verdict = Verdict(Status.KILLED, "cancelled")
-    network, ending = NetworkCounts(), None
-    sandbox: Sandbox | None = None
-    collecting: asyncio.Task[None] | None = None
-    attaching = False
-    try:
-        sandbox = await pool.launch(spec.plan, code=spec.code)
-        attaching = True  # from here on the proxy may have it, whether or not its answer is waited for
-        await proxy.attach(spec.grant, sandbox.listeners, AttemptStart(spec.language, spec.domains))
-        sandbox.close_listeners()
-        collecting = asyncio.create_task(collector.collect(sandbox.stdout, sandbox.stderr))
-        await sandbox.release()
-        ending = await _watch(sandbox, pool.launcher, proxy, spec.wall_seconds)
-        await collecting
-        if pool.launcher.lost.is_set() and ending.failure is not None:
-            raise IsolationUnavailable(ending.failure)
-        verdict = classify(ending, wall_seconds=spec.wall_seconds, memory_bytes=spec.plan.memory_bytes)
-    except IsolationUnavailable as error:
-        verdict = Verdict(
-            Status.ERROR, "launcher_lost" if pool.launcher.lost.is_set() else "isolation_failed", str(error)
-        )
-    except ProxyUnavailable as error:
-        verdict = Verdict(Status.ERROR, "proxy_lost" if proxy.lost.is_set() else "proxy_unavailable", str(error))
-    finally:
-        if collecting is not None:  # before its descriptors are closed, and their numbers become another attempt's
-            collecting.cancel()
-            await asyncio.wait([collecting])
-        if sandbox is not None:
-            await asyncio.shield(sandbox.close())
-        ended = time.time()
-        if attaching:
-            end = AttemptEnd(verdict.status.value, verdict.cause, verdict.exit_code, round(ended - started, 6))
-            with contextlib.suppress(ProxyUnavailable):
-                network = await asyncio.shield(proxy.detach(spec.grant.attempt_id, end))
-    return AttemptOutcome(
-        spec.grant.attempt_id, started, ended, verdict, collector.finish(), network,
-        ending.cpu_seconds if ending else None, ending.peak_memory_bytes if ending else None,
-    )  # fmt: skip
+    def outcome(
+        self, verdict: Verdict, memory_method: str | None = None, ending: Ending | None = None,
+        network: NetworkCounts | None = None,
+    ) -> AttemptOutcome:  # fmt: skip
+        """What is known now, under a verdict."""
+        output = self._collector.finish()
+        evidence = _evidence(self._spec, ending or Ending(), output.bytes)
+        return AttemptOutcome(
+            self._spec.grant.attempt_id, self._started, time.time(), verdict, output, evidence, memory_method,
+            network or NetworkCounts(),
+        )  # fmt: skip
 
+    async def run(self, pool: WarmPool, proxy: Proxy) -> AttemptOutcome:
+        """Run the code once. Failures of our own side are a verdict too; only the task's own cancellation is raised."""
+        spec, launcher = self._spec, pool.launcher
+        verdict = Verdict(Status.KILLED, Cause.CANCELLED)
+        network, ending = NetworkCounts(), None
+        sandbox: Sandbox | None = None
+        collecting: asyncio.Task[None] | None = None
+        attaching = False
+        try:
+            sandbox = await pool.launch(spec.plan, code=spec.code)
+            attaching = True  # from here on the proxy may have it, whether or not its answer is waited for
+            await proxy.attach(spec.grant, sandbox.listeners, AttemptStart(spec.language, spec.domains))
+            sandbox.close_listeners()
+            collecting = asyncio.create_task(self._collector.collect(sandbox.stdout, sandbox.stderr))
+            await sandbox.release()
+            ending = await self._watch(sandbox, launcher, proxy)
+            await collecting
+            if launcher.lost.is_set() and ending.failure is not None:
+                raise IsolationUnavailable(ending.failure)
+            verdict = classify(ending, spec)
+        except IsolationUnavailable as error:
+            verdict = _failed("launcher_lost" if launcher.lost.is_set() else "isolation_failed", error)
+        except ProxyUnavailable as error:
+            verdict = _failed("proxy_lost" if proxy.lost.is_set() else "proxy_unavailable", error)
+        finally:
+            if collecting is not None:  # before its descriptors are closed, and their numbers become another attempt's
+                collecting.cancel()
+                await asyncio.wait([collecting])
+            if sandbox is not None:
+                await asyncio.shield(sandbox.close())
+            if attaching:
+                seconds = round(time.time() - self._started, 6)
+                end = AttemptEnd(verdict.status.value, verdict.error_code, verdict.exit_code, seconds)
+                with contextlib.suppress(ProxyUnavailable):
+                    network = await asyncio.shield(proxy.detach(spec.grant.attempt_id, end))
+        return self.outcome(verdict, launcher.memory_method, ending, network)
 
-async def _watch(sandbox: Sandbox, launcher: Launcher, proxy: Proxy, wall_seconds: float) -> Ending:
-    """Wait for the end, or bring it about: when the time is up, or the proxy is lost.
+    async def _watch(self, sandbox: Sandbox, launcher: Launcher, proxy: Proxy) -> Ending:
+        """Wait for the end, or bring it about, for the first of the reasons below.
 
-    A launcher that does not end a sandbox when told to is ended itself, which ends all of its sandboxes.
-    """
-    ended = asyncio.create_task(sandbox.ended())
-    proxy_lost = asyncio.create_task(proxy.lost.wait())
-    try:
-        await asyncio.wait({ended, proxy_lost}, timeout=wall_seconds, return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            await sandbox.kill(KillReason.PROXY_LOST if proxy_lost.done() else KillReason.TIMEOUT)
-            await asyncio.wait({ended}, timeout=_KILL_SECONDS)
+        A launcher that does not end a sandbox when told to is ended itself, which ends all of its sandboxes.
+        """
+        ended = asyncio.create_task(sandbox.ended())
+        reasons = {
+            asyncio.create_task(proxy.lost.wait()): KillReason.PROXY_LOST,
+            asyncio.create_task(self._cancelled.wait()): KillReason.CANCELLED,
+            asyncio.create_task(self._collector.flooded.wait()): KillReason.OUTPUT,
+        }
+        try:
+            await asyncio.wait({ended, *reasons}, timeout=self._spec.wall_seconds, return_when=asyncio.FIRST_COMPLETED)
             if not ended.done():
-                os.kill(launcher.pid, signal.SIGKILL)
-        return await ended
-    finally:
-        for task in (ended, proxy_lost):
-            task.cancel()
+                await sandbox.kill(next((why for task, why in reasons.items() if task.done()), KillReason.TIMEOUT))
+                await asyncio.wait({ended}, timeout=_KILL_SECONDS)
+                if not ended.done():
+                    os.kill(launcher.pid, signal.SIGKILL)
+            return await ended
+        finally:
+            for task in (ended, *reasons):
+                task.cancel()
 
 
-def classify(ending: Ending, *, wall_seconds: float, memory_bytes: int) -> Verdict:
-    """The verdict that the evidence proves: our own kill first, then the kernel's counters, then the wait status."""
-    too_long = f"the program was still running after {wall_seconds:g} s, and was ended with all that it had started"
-    too_large = (
-        f"the program and all that it had started used more than {memory_bytes // MIB} MiB of memory, and was ended"
+def _failed(code: str, error: Exception) -> Verdict:
+    return Verdict(Status.ERROR, Cause.INFRASTRUCTURE, str(error), code=code)
+
+
+def _evidence(spec: AttemptSpec, ending: Ending, output_bytes: int) -> Evidence:
+    return Evidence(
+        wall_limit_seconds=spec.wall_seconds,
+        memory_limit_bytes=spec.plan.memory_bytes,
+        memory_kills=ending.oom_kills,
+        peak_memory_bytes=ending.peak_memory_bytes,
+        cpu_seconds=ending.cpu_seconds,
+        process_limit=ending.pids_limit,
+        process_limit_hits=ending.pids_limit_hits,
+        full_disks=[_full_disk(full) for full in ending.full_filesystems],
+        output_bytes=output_bytes,
+        output_limit_bytes=spec.max_output_bytes,
     )
+
+
+def _full_disk(full: FullFilesystem) -> FullDisk:
+    limit = full.size_bytes if full.exhausted == "bytes" else full.inodes
+    return FullDisk(path=full.target, exhausted=full.exhausted, limit=limit)
+
+
+def classify(ending: Ending, spec: AttemptSpec) -> Verdict:
+    """The verdict that the evidence proves: our own kill first, then the kernel's counters, then the wait status."""
+    memory = f"more than {spec.plan.memory_bytes // MIB} MiB of memory"
     match ending.killed_by_us:
         case KillReason.TIMEOUT:
-            return Verdict(Status.TIMEOUT, "wall_clock", too_long)
+            text = f"the program was still running after {spec.wall_seconds:g} s"
+            return Verdict(Status.TIMEOUT, Cause.WALL_CLOCK, f"{text}, and was ended with all that it had started")
         case KillReason.MEMORY:
-            return Verdict(Status.KILLED, "memory", too_large)
+            return Verdict(Status.KILLED, Cause.MEMORY, f"the program and all that it had started used {memory}")
+        case KillReason.OUTPUT:
+            text = f"the program wrote more than {spec.max_output_bytes // MIB} MiB of output, and was ended"
+            return Verdict(Status.KILLED, Cause.OUTPUT_FLOOD, text)
         case KillReason.PROXY_LOST:
-            return Verdict(Status.ERROR, "proxy_lost", "the proxy was lost while the code ran")
+            text = "the proxy was lost while the code ran"
+            return Verdict(Status.ERROR, Cause.INFRASTRUCTURE, text, code="proxy_lost")
         case KillReason.CANCELLED:
-            return Verdict(Status.KILLED, "cancelled", "the caller ended the call")
+            return Verdict(Status.KILLED, Cause.CANCELLED, "the caller ended the call")
     if ending.failure is not None:
-        return Verdict(Status.ERROR, "isolation_failed", ending.failure)
+        return Verdict(Status.ERROR, Cause.INFRASTRUCTURE, ending.failure, code="isolation_failed")
     if ending.oom_kills:
-        return Verdict(Status.KILLED, "memory", too_large, exit_code=ending.exit_code, signal=ending.signal)
-    if ending.signal is not None:
-        return Verdict(Status.ERROR, "signal", f"the program was ended by signal {ending.signal}", signal=ending.signal)
-    if ending.exit_code is None:
-        return Verdict(Status.KILLED, "no_report", "the program ended its own sandbox, so how it ended is not known")
+        text = f"the program and all that it had started used {memory}"
+        return Verdict(Status.KILLED, Cause.MEMORY, text, ending.exit_code, ending.signal)
     if ending.exit_code == 0:
-        return Verdict(Status.SUCCESS, "exit", exit_code=0)
-    return Verdict(Status.ERROR, "exit", f"the program exited with {ending.exit_code}", exit_code=ending.exit_code)
+        return Verdict(Status.SUCCESS, Cause.EXIT, exit_code=0)
+    if ending.exit_code is None and ending.signal is None:
+        text = "the program ended its own sandbox, so how it ended is not known"
+        return Verdict(Status.KILLED, Cause.NO_REPORT, text)
+    return _failed_by_itself(ending)
+
+
+def _failed_by_itself(ending: Ending) -> Verdict:
+    """A program that ended by itself, and not well: what it had run into, where that can be shown."""
+    how = f"exited with {ending.exit_code}" if ending.signal is None else f"was ended by signal {ending.signal}"
+    cause = Cause.EXIT if ending.signal is None else Cause.SIGNAL
+    why = ""
+    if ending.full_filesystems:
+        cause = Cause.DISK
+        full = [f"`{f.target}` was full ({_capacity(f)})" for f in ending.full_filesystems]
+        why = f"; when it ended, {' and '.join(full)}"
+    elif ending.pids_limit_hits:
+        cause = Cause.PIDS
+        why = f"; it was at its limit of {ending.pids_limit} processes and threads {ending.pids_limit_hits} times"
+    return Verdict(Status.ERROR, cause, f"the program {how}{why}", ending.exit_code, ending.signal)
+
+
+def _capacity(full: FullFilesystem) -> str:
+    return f"{full.size_bytes // MIB} MiB" if full.exhausted == "bytes" else f"{full.inodes} files"

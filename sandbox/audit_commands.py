@@ -119,6 +119,9 @@ def format_line(fields: Mapping[str, object]) -> str:
             head += ["attempt", _text(fields, "phase")]
             keys = ("call_id", "mode", "domains", "status", "cause", "exit_code", "allowed", "denied")
             rest = [f"{key}={_value(fields[key])}" for key in keys if fields.get(key) is not None]
+        case "call":
+            head += ["call", _text(fields, "what")]
+            rest = [f"{key}={_value(fields[key])}" for key in ("call_id", "started_at") if fields.get(key) is not None]
         case "proxy":
             head += ["proxy", _text(fields, "what")]
             rest = [_text(fields, "detail")]

@@ -1,16 +1,17 @@
 """The Code Execution contract: the call, the result, and their bounds. Pure.
 
 The bounds are those of the published *Code Execution* tool contract. Strict: unknown keys, wrong types and values out
-of range are refused, all together.
+of range are refused. Characters are Unicode code points. `call_parsing` tells all faults of a call together.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from proxy.destinations import InvalidHost, parse_host
 
@@ -23,6 +24,10 @@ MAX_MEMORY_MIB = 2048
 MAX_ENV = 50
 MAX_ENV_CHARS = 32_768
 MAX_DOMAINS = 256
+MAX_PACKAGES = 50
+MIN_SPECIFIER_CHARS = 3
+MAX_SPECIFIER_CHARS = 214
+MAX_KEY_CHARS = 200
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 
@@ -45,66 +50,31 @@ class Status(StrEnum):
     KILLED = "killed"
 
 
-class CodeCall(BaseModel):
-    """One call. `timeout` in seconds and `memory_mib` fall to the policy's defaults when omitted.
+class Cause(StrEnum):
+    """Why a call or an attempt ended as it did, from evidence: `docs/results.md` says which evidence."""
 
-    Network: `allow_network` false is block-all. True with `domains` omitted or None is registry-default, with `[]`
-    unrestricted, with names those hosts and their subdomains.
-    """
+    EXIT = "exit"
+    SIGNAL = "signal"
+    MEMORY = "memory"
+    PIDS = "pids"
+    DISK = "disk"
+    WALL_CLOCK = "wall_clock"
+    CANCELLED = "cancelled"
+    OUTPUT_FLOOD = "output_flood"
+    NO_REPORT = "no_report"
+    POLICY_REFUSED = "policy_refused"
+    INVALID_CALL = "invalid_call"
+    INFRASTRUCTURE = "infrastructure"
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    language: Literal["python"] = "python"
-    code: Annotated[str, Field(min_length=1, max_length=MAX_CODE_CHARS)]
-    timeout: Annotated[float, Field(ge=1, le=MAX_TIMEOUT_SECONDS)] | None = None
-    memory_mib: Annotated[int, Field(ge=MIN_MEMORY_MIB, le=MAX_MEMORY_MIB)] | None = None
-    env: Annotated[dict[str, str], Field(max_length=MAX_ENV)] = Field(default_factory=dict)
-    allow_network: bool = False
-    domains: Annotated[list[str], Field(max_length=MAX_DOMAINS)] | None = None
+type Language = Literal["python", "javascript"]
 
-    @field_validator("code")
-    @classmethod
-    def _code_is_text(cls, code: str) -> str:
-        if "\0" in code:
-            raise ValueError("it contains a NUL character")
-        try:
-            code.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"it has a lone surrogate at character {error.start}") from error
-        return code
 
-    @field_validator("env")
-    @classmethod
-    def _env_is_settable(cls, env: dict[str, str]) -> dict[str, str]:
-        faults = []
-        for name, value in env.items():
-            if not _ENV_NAME.match(name):
-                faults.append(f"`{name[:80]!a}` is not a variable name: letters, digits and `_`, no digit first")
-            elif name.upper() in RESERVED_ENV or name.upper().startswith(RESERVED_ENV_PREFIXES):
-                faults.append(f"`{name}` is set by sluicegate and cannot be given")
-            elif "\0" in value or len(value) > MAX_ENV_CHARS or not _encodable(value):
-                faults.append(f"the value of `{name}` is not text of at most {MAX_ENV_CHARS} characters without NUL")
-        if faults:
-            raise ValueError("; ".join(faults))
-        return env
-
-    @field_validator("domains")
-    @classmethod
-    def _domains_are_names(cls, domains: list[str] | None) -> list[str] | None:
-        faults = []
-        for place, domain in enumerate(domains or []):
-            if (fault := _domain_fault(domain)) is not None:
-                faults.append(f"[{place}] `{domain[:80]}` {fault}")
-        if faults:
-            raise ValueError("; ".join(faults))
-        return domains
-
-    @model_validator(mode="after")
-    def _domains_need_network(self) -> CodeCall:
-        if self.domains is not None and not self.allow_network:
-            raise ValueError("`domains` is given without `allow_network: true`")
-        return self
-
+DOMAINS_WITHOUT_NETWORK = "`domains` is given without `allow_network: true`"
+_DELIMITERS: Mapping[str, tuple[str, str]] = {
+    "python": ("==", "requests==2.32.3"),
+    "javascript": ("@", "lodash@4.17.21"),
+}
 
 RESERVED_ENV = frozenset(
     {
@@ -116,6 +86,85 @@ RESERVED_ENV = frozenset(
     }
 )  # fmt: skip
 RESERVED_ENV_PREFIXES = ("LD_", "SLUICEGATE_", "MITMPROXY_")
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("it contains a NUL character")
+    return value  # a lone surrogate is refused before
+
+
+def _env_name(name: str) -> str:
+    if not _ENV_NAME.match(name):
+        raise ValueError("it is not a variable name: letters, digits and `_`, no digit first")
+    if name.upper() in RESERVED_ENV or name.upper().startswith(RESERVED_ENV_PREFIXES):
+        raise ValueError("it is set by sluicegate and cannot be given")
+    return name
+
+
+def _domain(text: str) -> str:
+    if (fault := _domain_fault(text)) is not None:
+        raise ValueError(f"`{text[:80]}` {fault}")
+    return text
+
+
+def _plain(key: str) -> str:
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("it has characters other than printable ASCII")
+    return key
+
+
+def specifier_fault(language: object, specifier: object) -> str | None:
+    """Why a text is no specifier at all: it has no version delimiter. More is not looked at here."""
+    if not isinstance(language, str) or language not in _DELIMITERS or not isinstance(specifier, str):
+        return None
+    delimiter, example = _DELIMITERS[language]
+    if delimiter in specifier[1:]:
+        return None
+    any_version = example.partition(delimiter)[0] + delimiter
+    return f"it has no version delimiter; write it as `{example}`, or as `{any_version}` for any version"
+
+
+class CodeCall(BaseModel):
+    """One call. `timeout` in seconds and `memory_mib` fall to the policy's defaults when omitted.
+
+    Network: `allow_network` false is block-all. True with `domains` omitted or None is registry-default, with `[]`
+    unrestricted, with names those hosts and their subdomains.
+
+    `idempotency_key`: the same key with the same request gets the first answer, and runs nothing again.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    language: Language
+    code: Annotated[str, Field(min_length=1, max_length=MAX_CODE_CHARS), AfterValidator(_text)]
+    packages: Annotated[
+        list[
+            Annotated[str, Field(min_length=MIN_SPECIFIER_CHARS, max_length=MAX_SPECIFIER_CHARS), AfterValidator(_text)]
+        ],
+        Field(max_length=MAX_PACKAGES),
+    ] = Field(default_factory=list)
+    timeout: Annotated[float, Field(ge=1, le=MAX_TIMEOUT_SECONDS)] | None = None
+    memory_mib: Annotated[int, Field(ge=MIN_MEMORY_MIB, le=MAX_MEMORY_MIB)] | None = None
+    env: Annotated[
+        dict[
+            Annotated[str, AfterValidator(_env_name)],
+            Annotated[str, Field(max_length=MAX_ENV_CHARS), AfterValidator(_text)],
+        ],
+        Field(max_length=MAX_ENV),
+    ] = Field(default_factory=dict)
+    allow_network: bool = False
+    domains: Annotated[list[Annotated[str, AfterValidator(_domain)]], Field(max_length=MAX_DOMAINS)] | None = None
+    idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS), AfterValidator(_plain)] | None = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> CodeCall:
+        if self.domains is not None and not self.allow_network:
+            raise ValueError(DOMAINS_WITHOUT_NETWORK)
+        for place, specifier in enumerate(self.packages):
+            if (fault := specifier_fault(self.language, specifier)) is not None:
+                raise ValueError(f"packages.{place}: {fault}")
+        return self
 
 
 def _domain_fault(text: str) -> str | None:
@@ -135,32 +184,13 @@ def _domain_fault(text: str) -> str | None:
     return "is an address where a host name belongs" if host.address is not None else None
 
 
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def parse_call(data: object) -> CodeCall:
-    """A call from decoded JSON. Raises `InvalidCall` with every problem and its path."""
-    try:
-        return CodeCall.model_validate(data)
-    except ValidationError as error:
-        raise InvalidCall(
-            [
-                f"{'.'.join(map(str, p['loc'])) or 'call'}: {p['msg'].removeprefix('Value error, ')}"
-                for p in error.errors()
-            ]
-        ) from error
-
-
 class _Result(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Truncated(_Result):
+class PerStream(_Result):
+    """One truth for each stream."""
+
     stdout: bool = False
     stderr: bool = False
 
@@ -173,10 +203,16 @@ class OutputChars(_Result):
 
 
 class CallError(_Result):
-    """`code` is one of the codes in `docs/`; `message` is for people and models."""
+    """`code` is one of the codes in `docs/results.md`; `message` is for people and models.
+
+    `reason` and `rule` are the policy's, where it refused. `retry_after_seconds` is set where trying again may help.
+    """
 
     code: str
     message: str
+    reason: str | None = None
+    rule: str | None = None
+    retry_after_seconds: float | None = None
 
 
 class Usage(_Result):
@@ -196,7 +232,7 @@ class DestinationCount(_Result):
 
 
 class NetworkReport(_Result):
-    """What the attempt asked of the network, as the proxy counted it. At most 100 destinations are listed."""
+    """What the attempts asked of the network, as the proxy counted it. At most 100 destinations are listed."""
 
     mode: str
     allowed: int = 0
@@ -204,18 +240,43 @@ class NetworkReport(_Result):
     destinations: list[DestinationCount] = Field(default_factory=list)
 
 
+class FullDisk(_Result):
+    """A writable file system that was full when the program ended, and of what: `bytes` or `inodes`."""
+
+    path: str
+    exhausted: Literal["bytes", "inodes"]
+    limit: int
+
+
+class Evidence(_Result):
+    """The numbers behind a cause. None where this host could not measure it, or the attempt did not come so far."""
+
+    wall_limit_seconds: float
+    memory_limit_bytes: int
+    memory_kills: int = 0
+    peak_memory_bytes: int | None = None
+    cpu_seconds: float | None = None
+    process_limit: int | None = None
+    process_limit_hits: int = 0
+    full_disks: list[FullDisk] = Field(default_factory=list)
+    output_bytes: int = 0
+    output_limit_bytes: int
+
+
 class AttemptRecord(_Result):
-    """One run in one fresh sandbox. Times are seconds since the epoch, UTC."""
+    """One run in one fresh sandbox. Times are seconds since the epoch, UTC. `code` is finer than `cause`."""
 
     attempt_id: str
     started_at: float
     ended_at: float
     status: Status
-    cause: str
+    cause: Cause
+    code: str
     exit_code: int | None = None
     signal: int | None = None
     memory_method: str | None = None
     isolation: list[str] = Field(default_factory=list)
+    evidence: Evidence
 
 
 class ToolResult(_Result):
@@ -223,10 +284,12 @@ class ToolResult(_Result):
 
     call_id: str
     status: Status
+    cause: Cause
     exit_code: int | None = None
     stdout: str = ""
     stderr: str = ""
-    truncated: Truncated = Field(default_factory=Truncated)
+    truncated: PerStream = Field(default_factory=PerStream)
+    replaced: PerStream = Field(default_factory=PerStream)
     output_chars: OutputChars = Field(default_factory=OutputChars)
     error: CallError | None = None
     return_value: None = None

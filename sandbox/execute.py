@@ -1,144 +1,149 @@
 """The story of one call, top to bottom.
 
 A call comes in, decoded and checked (`contract`). The policy narrows it to limits and a grant, or refuses it before
-any attempt (`narrowing`). The backend has the launcher and the proxy up. The launch plan is made; the attempt runs
-(`attempt`); what was observed becomes the one result.
+any attempt (`permits`). The ledger writes it down, or has its answer already (`ledger`). It waits for its turn
+(`admission`). The backend has the launcher and the proxy up; the launch plan is made; the attempt runs (`attempt`).
+What our own side failed at is tried again, within the call's deadline. What was observed becomes the one answer.
 
 Processes: the executor (this one) starts the proxy and the launcher; the launcher alone starts sandboxes. When the
 executor dies, the closed sockets end both, and the launcher takes its sandboxes with it. When the launcher dies, its
 sandboxes die with it. When the proxy dies, no sandbox has network, and the attempts that run are ended and reported.
+
+The deadline lies beyond the code's own timeout, and covers waiting, preparing and trying again. When it passes, the
+caller has the answer at once, and what is left is cleaned up behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from proxy.audit import AuditUnavailable
 from proxy.control import ProxyUnavailable
-from proxy.network import Mode
-from sandbox import narrowing, results
-from sandbox.attempt import AttemptSpec, Sink, run_attempt
+from proxy.network import Grant
+from sandbox import results
+from sandbox.admission import Admission, QueueFull
+from sandbox.attempt import Attempt, AttemptSpec
 from sandbox.backend import Backend
-from sandbox.contract import CodeCall, ToolResult
-from sandbox.interpreters import this_interpreter
+from sandbox.call_log import report_refusal
+from sandbox.calls import RunningCall
+from sandbox.contract import Cause, CodeCall, ToolResult
 from sandbox.isolation.client import IsolationUnavailable
-from sandbox.narrowing import Refused
-from sandbox.policy_file import LoadedPolicy, load_policy
-from sandbox.refusals import record_refusal
-from sandbox.registries import RegistryRules, resolve_registries
-from sandbox.runtimes import python
-from sandbox.settings import Settings
+from sandbox.isolation.plan import MIB
+from sandbox.languages import Languages
+from sandbox.ledger import Ledger, LedgerUnavailable, State, request_digest
+from sandbox.narrowing import Limits, Refused
+from sandbox.permits import Permits, mode_asked
+from sandbox.policy_file import LoadedPolicy
+
+_log = logging.getLogger("sluicegate")
 
 
-class Executor:
-    """Runs calls under one policy. Use it as an asynchronous context manager; calls may run concurrently.
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that answering calls takes. `running` are the calls that this executor has not answered."""
 
-    Raises `InvalidPolicy` when it is made from a file that is none.
-    """
+    policy: LoadedPolicy
+    audit_path: Path
+    permits: Permits
+    ledger: Ledger
+    admission: Admission
+    backend: Backend
+    languages: Languages
+    running: Mapping[str, RunningCall]
 
-    def __init__(self, policy: Path | LoadedPolicy, *, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings()
-        self.policy = policy if isinstance(policy, LoadedPolicy) else load_policy(policy)
-        self.audit_path = self.settings.audit_log or self.settings.state_dir / self.policy.policy.audit.path
-        self._backend = Backend(
-            self.settings, audit_path=self.audit_path, upstream_ca_file=self.policy.policy.network.upstream.ca_file
-        )
-        self._entered = False
-        self._registries: RegistryRules | None = None
-        self._interpreter = this_interpreter()
-        self._packages = None if self.settings.python_packages is None else str(self.settings.python_packages)
-        self._slots = asyncio.Semaphore(self.settings.max_concurrency)
-
-    async def __aenter__(self) -> Self:
-        """Start the proxy and the launcher. Raises `IsolationUnavailable`, `ProxyUnavailable`."""
+    async def tell(self, call: CodeCall, running: RunningCall) -> None:
+        """From a call to its one answer. Raises what is neither an attempt's fault nor the policy's answer."""
+        arrived = asyncio.get_running_loop().time()
         try:
-            await self._backend.ready()
-        except BaseException:
-            await self._backend.close()
-            raise
-        self._entered = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._entered = False
-        await asyncio.shield(self._backend.close())
-
-    @property
-    def launcher_pid(self) -> int | None:
-        return self._backend.launcher_pid
-
-    @property
-    def proxy_pid(self) -> int | None:
-        return self._backend.proxy_pid
-
-    async def run(self, call: CodeCall, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None) -> ToolResult:
-        """Answer one call. Whatever happens inside is in the result; the sinks see the output's bytes as they come.
-
-        Raises only what is this side's fault and no attempt's: `InvalidPolicy` when the registries that the policy
-        leaves to the language's client cannot be found out, `RuntimeError` outside the executor's `async with`.
-        """
-        if not self._entered:
-            raise RuntimeError("an `Executor` runs calls inside its `async with` statement only")
-        call_id = f"call-{secrets.token_hex(8)}"
-        attempt_id = f"{call_id}.1"
-        try:
-            limits = narrowing.narrow_limits(self.policy, timeout=call.timeout, memory_mib=call.memory_mib)
-            grant = narrowing.narrow(
-                self.policy, await self._registries_for(call), call_id=call_id, attempt_id=attempt_id,
-                language=call.language, allow_network=call.allow_network, domains=call.domains,
-            )  # fmt: skip
+            limits, grant = await self.permits.narrow(call, running.call_id)
+            answer = await self._earlier_answer(call, running)
         except Refused as refused:
-            return await self._refuse(call_id, call, refused)
-        spec = AttemptSpec(
-            plan=python.plan(
-                self._interpreter, call_id=call_id, attempt=1, memory_bytes=limits.memory_bytes,
-                call_environment=call.env, packages=self._packages, threads=self.settings.threads,
-            ),
-            grant=grant,
-            code=call.code.encode(),
-            language=call.language,
-            domains=None if call.domains is None else tuple(call.domains),
-            wall_seconds=limits.timeout_seconds,
-            stdout_sink=stdout_sink,
-            stderr_sink=stderr_sink,
-        )  # fmt: skip
-        async with self._slots:
-            try:
-                pool, proxy = await self._backend.ready()
-            except IsolationUnavailable as error:
-                return results.without_attempt(call_id, grant.mode.value, "isolation_unavailable", str(error))
-            except ProxyUnavailable as error:
-                return results.without_attempt(call_id, grant.mode.value, "proxy_unavailable", str(error))
-            outcome = await run_attempt(spec, pool, proxy)
-        return results.from_outcome(call_id, grant.mode, outcome, memory_method=pool.launcher.memory_method)
-
-    async def _refuse(self, call_id: str, call: CodeCall, refused: Refused) -> ToolResult:
-        message = str(refused)
+            message = await report_refusal(self.audit_path, self.policy, running.call_id, call, refused)
+            answer = results.refused(running.call_id, mode_asked(call), refused, message)
+        except LedgerUnavailable as error:
+            answer = results.failed(running.call_id, mode_asked(call), "ledger_unavailable", error)
+        if answer is not None:
+            running.answer(answer)
+            return
+        deadline = arrived + limits.timeout_seconds + self.policy.policy.attempts.margin_seconds
+        work = asyncio.create_task(self._work(call, running, limits, grant, deadline))
         try:
-            await asyncio.to_thread(record_refusal, self.audit_path, self.policy, call_id, call, refused)
-        except AuditUnavailable as error:
-            message += f"\nthis refusal is not in the audit log: {error}"
-        return results.without_attempt(call_id, _mode_asked(call), "policy_refused", message)
+            await asyncio.wait({work}, timeout=deadline - asyncio.get_running_loop().time())
+            answer = work.result() if work.done() else results.so_far(running, grant.mode)
+            running.answer(await self._written_down(answer))
+        finally:
+            running.cancel()
+            await asyncio.wait({work})
 
-    async def _registries_for(self, call: CodeCall) -> RegistryRules | None:
-        """The language's registries, asked for once and only by a call that needs them."""
-        if (
-            _mode_asked(call) is not Mode.REGISTRY_DEFAULT
-            or Mode.REGISTRY_DEFAULT not in self.policy.policy.network.modes
-        ):
-            return None
-        if self._registries is None:
-            self._registries = await asyncio.to_thread(
-                resolve_registries, self.policy.policy.network.registries, call.language
+    async def _earlier_answer(self, call: CodeCall, running: RunningCall) -> ToolResult | None:
+        """The answer that the call's idempotency key has; None when this call is the first, and is now written down."""
+        while (earlier := await self.ledger.begin(running.call_id, call)) is not None:
+            if earlier.request != request_digest(call):
+                return results.key_conflict(running.call_id, mode_asked(call), earlier.call_id)
+            if earlier.state is not State.RUNNING:
+                return earlier.result or results.lost(earlier.call_id, mode_asked(call))
+            if earlier.executor != self.ledger.executor:
+                return results.runs_elsewhere(running.call_id, mode_asked(call), earlier.call_id)
+            if (first := self.running.get(earlier.call_id)) is not None:
+                answer = await running.unless_cancelled(first.result())
+                return answer or results.cancelled(running.call_id, mode_asked(call))
+            # It was answered between the two looks: the ledger knows.
+        return None
+
+    async def _work(
+        self, call: CodeCall, running: RunningCall, limits: Limits, grant: Grant, deadline: float
+    ) -> ToolResult:
+        """Wait for the call's turn, and see it through."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                its_turn = await running.unless_cancelled(stack.enter_async_context(self.admission.turn()))
+            except QueueFull as full:
+                return results.queue_full(running.call_id, grant.mode, full)
+            if its_turn:
+                return await self._attempts(call, running, limits, grant, deadline)
+        return results.cancelled(running.call_id, grant.mode)
+
+    async def _attempts(
+        self, call: CodeCall, running: RunningCall, limits: Limits, grant: Grant, deadline: float
+    ) -> ToolResult:
+        """Try, and try again where this side failed: each time from nothing, and only what can end in time."""
+        loop, unavailable = asyncio.get_running_loop(), None
+        for number in range(1, self.policy.policy.attempts.max + 1):
+            if running.cancelled.is_set() or loop.time() + limits.timeout_seconds > deadline:
+                break
+            try:
+                pool, proxy = await self.backend.ready()
+                plan = self.languages.plan(
+                    call.language, call_id=running.call_id, attempt=number, memory_bytes=limits.memory_bytes,
+                    call_environment=call.env,
+                )  # fmt: skip
+            except (IsolationUnavailable, ProxyUnavailable) as error:
+                unavailable = error
+                continue
+            spec = AttemptSpec(
+                plan=plan,
+                grant=grant.model_copy(update={"attempt_id": f"{running.call_id}.{number}"}),
+                code=call.code.encode(),
+                language=call.language,
+                domains=None if call.domains is None else tuple(call.domains),
+                wall_seconds=limits.timeout_seconds,
+                max_output_bytes=limits.output_mib * MIB,
             )
-        return self._registries
+            attempt = running.follow(Attempt(spec, running.stdout_sink, running.stderr_sink))
+            outcome = await attempt.run(pool, proxy)
+            running.add(outcome)
+            if outcome.verdict.cause is not Cause.INFRASTRUCTURE:
+                break
+        return results.conclude(running, grant.mode, unavailable)
 
-
-def _mode_asked(call: CodeCall) -> Mode:
-    return narrowing.mode_of(allow_network=call.allow_network, domains=call.domains)
+    async def _written_down(self, answer: ToolResult) -> ToolResult:
+        """The answer, once the ledger has it. One that came to no attempt is not kept: the key may be used again."""
+        try:
+            await self.ledger.end(answer.call_id, answer if answer.attempts else None)
+        except LedgerUnavailable as error:
+            _log.warning("the answer of %s is not kept for its idempotency key: %s", answer.call_id, error)
+        return answer

@@ -41,10 +41,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one attempt may use. `timeout_seconds` is wall-clock time."""
+    """What one attempt may use. `timeout_seconds` is wall-clock time; `output_mib` is of both streams together."""
 
     timeout_seconds: float
     memory_mib: int
+    output_mib: int
 
     @property
     def memory_bytes(self) -> int:
@@ -68,7 +69,7 @@ def narrow_limits(loaded: LoadedPolicy, *, timeout: float | None, memory_mib: in
                 f"the call asks for {asked:g}{unit}, and the policy allows {lowest:g} to {highest:g}{unit}",
                 layer="operator", rule=rule, hint=f"ask for at most {highest:g}{unit}",
             )  # fmt: skip
-    return Limits(seconds, memory)
+    return Limits(seconds, memory, limits.output_mib)
 
 
 def mode_of(*, allow_network: bool, domains: Sequence[str] | None) -> Mode:

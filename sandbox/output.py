@@ -26,6 +26,7 @@ class Stream:
 
     text: str = ""
     chars: int = 0
+    bytes: int = 0
     truncated: bool = False
     replaced: bool = False
 
@@ -34,6 +35,10 @@ class Stream:
 class Collected:
     stdout: Stream = field(default_factory=Stream)
     stderr: Stream = field(default_factory=Stream)
+
+    @property
+    def bytes(self) -> int:
+        return self.stdout.bytes + self.stderr.bytes
 
 
 class _Recorder:
@@ -50,9 +55,11 @@ class _Recorder:
         self._parts: list[str] = []
         self._kept = 0
         self._chars = 0
+        self.bytes = 0
 
     def add(self, data: bytes, *, final: bool = False) -> None:
         """Raises whatever the sink raises."""
+        self.bytes += len(data)
         text = self._decode(data, final)
         self._chars += len(text)
         if text and self._kept < self._cap:
@@ -63,7 +70,7 @@ class _Recorder:
             self._sink(data)
 
     def stream(self) -> Stream:
-        return Stream("".join(self._parts), self._chars, self._chars > self._kept, self._replaced)
+        return Stream("".join(self._parts), self._chars, self.bytes, self._chars > self._kept, self._replaced)
 
     def _decode(self, data: bytes, final: bool) -> str:
         if not self._replaced:
@@ -77,18 +84,24 @@ class _Recorder:
 
 
 class Collector:
-    """Collects one attempt's output. A sink gets the bytes of its stream as they come; it must not block."""
+    """Collects one attempt's output. A sink gets the bytes of its stream as they come; it must not block.
+
+    `flooded` is set once both streams together have brought more than `max_bytes`; they are read on all the same.
+    """
 
     def __init__(
         self,
         max_stdout_chars: int,
         max_stderr_chars: int,
         *,
+        max_bytes: int | None = None,
         stdout_sink: Callable[[bytes], None] | None = None,
         stderr_sink: Callable[[bytes], None] | None = None,
     ) -> None:
         self._stdout = _Recorder(max_stdout_chars, stdout_sink)
         self._stderr = _Recorder(max_stderr_chars, stderr_sink)
+        self._max_bytes = max_bytes
+        self.flooded = asyncio.Event()
 
     async def collect(self, stdout: int, stderr: int) -> None:
         """Read both to their ends. The descriptors are non-blocking and remain the caller's.
@@ -96,15 +109,19 @@ class Collector:
         Raises what a sink raises, after which neither stream is read any more.
         """
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_read(stdout, self._stdout))
-            tasks.create_task(_read(stderr, self._stderr))
+            tasks.create_task(_read(stdout, self._stdout, self._count))
+            tasks.create_task(_read(stderr, self._stderr, self._count))
 
     def finish(self) -> Collected:
         """What was written so far."""
         return Collected(self._stdout.stream(), self._stderr.stream())
 
+    def _count(self) -> None:
+        if self._max_bytes is not None and self._stdout.bytes + self._stderr.bytes > self._max_bytes:
+            self.flooded.set()
 
-async def _read(fd: int, recorder: _Recorder) -> None:
+
+async def _read(fd: int, recorder: _Recorder, after_each: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -113,6 +130,7 @@ async def _read(fd: int, recorder: _Recorder) -> None:
             for _ in range(_READS_PER_TURN):
                 data = os.read(fd, _READ_BYTES)
                 recorder.add(data, final=not data)
+                after_each()
                 if not data:
                     loop.remove_reader(fd)
                     ended.set_result(None)

@@ -14,7 +14,8 @@ import typer
 
 from proxy.explain import InvalidTarget, Step, Target, parse_target
 from proxy.network import Mode, RequestLayer
-from sandbox.contract import InvalidCall, parse_call
+from sandbox.call_parsing import parse_call
+from sandbox.contract import InvalidCall
 from sandbox.policy.problems import shown
 from sandbox.policy_cases import Asked, Outcome, check_cases, outcome_of, parse_cases
 from sandbox.policy_file import (

@@ -11,13 +11,14 @@ from sandbox.state import state_dir
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`state_dir` holds the certificate authority and, unless named elsewhere, the audit log.
+    """`state_dir` holds the certificate authority, the ledger and, unless named elsewhere, the audit log.
 
     `audit_log` overrides the policy's `audit.path`. `python_packages` is a directory of installed packages that every
     Python attempt may import from; it is mounted read-only and searched after the standard library. `proxy_command`
-    replaces the command that starts the proxy, for tests. `max_concurrency` bounds the attempts that run at once.
-    `warm_sandboxes` is how many sandboxes wait for the next call, each for one call (about 6 MiB). `threads` is what
-    numeric libraries in an attempt are told to use.
+    replaces the command that starts the proxy, for tests. `max_concurrency` bounds the calls that are worked on at
+    once, and `max_waiting` those that wait for their turn. `warm_sandboxes` is how many sandboxes wait for the next
+    call, each for one call (about 6 MiB with Python, 16 MiB with Node.js), for each of the last few plans that were
+    asked for. `threads` is what numeric libraries in an attempt are told to use.
     """
 
     state_dir: Path = field(default_factory=state_dir)
@@ -25,5 +26,6 @@ class Settings:
     python_packages: Path | None = None
     proxy_command: tuple[str, ...] | None = None
     max_concurrency: int = 16
+    max_waiting: int = 1000
     warm_sandboxes: int = 1
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))

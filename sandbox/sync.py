@@ -1,34 +1,41 @@
-"""`SyncExecutor`: the executor for programs without an event loop."""
+"""`SyncExecutor`: the executor for programs without an event loop.
+
+Owns: a thread with a loop of its own, in which the executor lives. Threads may share one; their calls run at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from sandbox.attempt import Sink
 from sandbox.contract import CodeCall, ToolResult
-from sandbox.execute import Executor
+from sandbox.executor import Executor
 from sandbox.policy_file import LoadedPolicy
 from sandbox.settings import Settings
 
 
 class SyncExecutor:
-    """`Executor` for programs without an event loop. Not for use inside one."""
+    """`Executor` for programs without an event loop."""
 
     def __init__(self, policy: Path | LoadedPolicy, *, settings: Settings | None = None) -> None:
-        self._runner = asyncio.Runner()
-        self._policy, self._settings = policy, settings
-        self._executor: Executor | None = None
-        self._turn = threading.Lock()
+        self._executor = Executor(policy, settings=settings)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
+        """Start it. Raises what `Executor` raises when it is entered."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sluicegate executor", daemon=True)
+        self._thread.start()
         try:
-            self._executor = self._runner.run(self._open())
+            self._wait(self._executor.__aenter__())
         except BaseException:
-            self._runner.close()
+            self._stop()
             raise
         return self
 
@@ -36,20 +43,45 @@ class SyncExecutor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._runner.run(self.executor.__aexit__(kind, error, trace))
+            self._wait(self._executor.__aexit__(kind, error, trace))
         finally:
-            self._runner.close()
+            self._stop()
 
     @property
     def executor(self) -> Executor:
-        if self._executor is None:
+        """The executor itself, for what may be read from any thread."""
+        if self._loop is None:
             raise RuntimeError("a `SyncExecutor` is used inside its `with` statement")
         return self._executor
 
     def run(self, call: CodeCall, *, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None) -> ToolResult:
-        """See `Executor.run`. Threads may share one; their calls then run one after the other."""
-        with self._turn:
-            return self._runner.run(self.executor.run(call, stdout_sink=stdout_sink, stderr_sink=stderr_sink))
+        """See `Executor.run`. The sinks are called in the executor's thread. An interrupt ends the call."""
+        return self._wait(self.executor.run(call, stdout_sink, stderr_sink))
 
-    async def _open(self) -> Executor:
-        return await Executor(self._policy, settings=self._settings).__aenter__()
+    def cancel(self, call_id: str) -> bool:
+        """See `Executor.cancel`."""
+
+        async def cancel() -> bool:
+            return self.executor.cancel(call_id)
+
+        return self._wait(cancel())
+
+    def _wait[T](self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise RuntimeError("a `SyncExecutor` is used inside its `with` statement")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupt of the waiting thread; else it has ended
+            raise
+
+    def _stop(self) -> None:
+        assert self._loop is not None
+        assert self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+        self._loop = self._thread = None

@@ -17,9 +17,20 @@ import typer.main
 from pydantic import BaseModel
 
 from proxy.network import Reason
-from sandbox import attempt, cli, execute, results
-from sandbox.contract import AttemptRecord, DestinationCount, InvalidCall, NetworkReport, ToolResult, Usage
+from sandbox import attempt, cli, execute, results, run_commands
+from sandbox.contract import (
+    AttemptRecord,
+    CallError,
+    Cause,
+    DestinationCount,
+    Evidence,
+    FullDisk,
+    NetworkReport,
+    ToolResult,
+    Usage,
+)
 from sandbox.policy_file import parse_policy
+from sandbox.run_commands import EXIT_INVALID, EXIT_KILLED, EXIT_OUR_FAULT, EXIT_TIMEOUT
 
 TOP = Path(__file__).parents[1]
 PAGES = {
@@ -89,7 +100,7 @@ def test_no_option_is_explained_that_does_not_exist() -> None:
 
 def test_the_exit_statuses_of_run_are_explained() -> None:
     explained = {cells[0] for cells in rows(section(COMMANDS, "## `sluicegate run"))}
-    for status in (cli.EXIT_INVALID, cli.EXIT_OUR_FAULT, cli.EXIT_TIMEOUT, cli.EXIT_KILLED):
+    for status in (EXIT_INVALID, EXIT_OUR_FAULT, EXIT_TIMEOUT, EXIT_KILLED):
         assert str(status) in explained
         assert re.search(rf"\b{status}\b", section(README, "## A session"))
 
@@ -97,38 +108,62 @@ def test_the_exit_statuses_of_run_are_explained() -> None:
 # Results
 
 
-def codes_in_the_code() -> dict[str, str]:
-    """Every code that a result or a cause can have, with its status, from the places where they are made."""
-    found: dict[str, str] = {}
-    for module in (attempt, execute, results):
+def causes_in_the_code() -> dict[str, set[str]]:
+    """Every cause with its statuses, and every finer code with its cause, from the calls that make them."""
+    found: dict[str, set[str]] = {}
+    for module in (attempt, results):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
-            if not isinstance(node, ast.Call):
-                continue
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name == "Verdict":
-                status, cause = ast.unparse(node.args[0]).removeprefix("Status.").lower(), node.args[1]
-            elif name == "without_attempt":
-                status, cause = "error", node.args[2]
-            else:
-                continue
-            for constant in ast.walk(cause):
-                if isinstance(constant, ast.Constant):
-                    found[str(constant.value)] = status
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Verdict", "without_attempt"):
+                causes = re.findall(r"Cause\.([A-Z_]+)", ast.unparse(node))
+                statuses = re.findall(r"Status\.([A-Z_]+)", ast.unparse(node)) or ["ERROR"]
+                for cause in causes:
+                    found.setdefault(cause.lower(), set()).add(statuses[0].lower())
     return found
 
 
-def test_every_code_of_a_result_is_explained_with_its_status_and_no_other() -> None:
-    made = codes_in_the_code()
-    assert len(made) >= 10
-    explained = {cells[0].strip("`"): cells[1].strip("`") for cells in rows(section(RESULTS, "## Codes"))[1:]}
-    for refused_before in (InvalidCall.code, "invalid_policy", "invalid_settings"):
-        assert explained.pop(refused_before) == "–"
-    assert explained.pop("exit") == "error"
-    assert made.pop("exit") in ("success", "error")
+def codes_in_the_code() -> set[str]:
+    """Every code of an error that is not the name of a cause, from the calls that make them."""
+    found: set[str] = set()
+    for module in (attempt, execute, results, run_commands):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if not isinstance(node, ast.Call):
+                continue
+            found |= {
+                str(k.value.value) for k in node.keywords if k.arg == "code" and isinstance(k.value, ast.Constant)
+            }
+            if ast.unparse(node.func) in ("_failed", "failed", "results.failed", "_refuse"):
+                found |= {str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)}
+            if ast.unparse(node.func) == "failed":  # its code was chosen above
+                found |= {"proxy_unavailable", "isolation_unavailable"}
+            if ast.unparse(node.func) == "_failed":
+                found |= {str(c.value) for c in ast.walk(node.args[0]) if isinstance(c, ast.Constant)}
+    return found
+
+
+def test_every_cause_is_explained_with_its_status_and_no_other() -> None:
+    made = causes_in_the_code()
+    # Not told apart by the call that makes them: a program's own failure, and a call that is none.
+    made |= {"signal": {"error"}, "disk": {"error"}, "pids": {"error"}, "invalid_call": {"error"}}
+    made["exit"] = {"success", "error"}
+    explained = {
+        cells[0].strip("`"): set(re.findall(r"`([a-z]+)`", cells[1]))
+        for cells in rows(section(RESULTS, "## Causes"))
+        if cells[0].startswith("`") and cells[0] != "`cause`"
+    }
+    assert explained.keys() == set(Cause)
     assert explained == made
 
 
-@pytest.mark.parametrize("model", [ToolResult, AttemptRecord, Usage, NetworkReport, DestinationCount])
+def test_every_code_of_an_error_is_explained_and_no_other() -> None:
+    made = codes_in_the_code()
+    assert len(made) >= 10
+    explained = {cells[0].strip("`") for cells in rows(section(RESULTS, "## Codes"))} - {"error.code"}
+    assert explained == (made - set(Cause)) | {"invalid_call", "policy_refused"}
+
+
+@pytest.mark.parametrize(
+    "model", [ToolResult, CallError, AttemptRecord, Evidence, FullDisk, Usage, NetworkReport, DestinationCount]
+)
 def test_every_field_of_a_result_is_explained(model: type[BaseModel]) -> None:
     cells = " ".join(cell for row in rows(RESULTS) for cell in row)
     for field in model.model_fields:
@@ -174,6 +209,23 @@ def test_every_claim_names_tests_and_they_exist(claim: str) -> None:
     named = re.findall(r"`(tests/[^`]+)`", CLAIMS[claim])
     assert named
     assert set(named) <= ALL_TESTS
+
+
+CASES = rows(PAGES["docs/cases.md"])[1:]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_every_case_names_tests_and_they_exist(case: list[str]) -> None:
+    *_, held = case
+    named = re.findall(r"`([^`]+)`", held)
+    assert named
+    assert set(named) <= ALL_TESTS
+
+
+def test_cases_that_do_not_apply_name_tests_that_exist() -> None:
+    named = set(re.findall(r"`(tests/[^`]+::[^`]+)`", PAGES["docs/cases.md"]))
+    assert len(CASES) >= 30
+    assert named <= ALL_TESTS
 
 
 def test_every_escape_test_attacks_a_claim() -> None:
@@ -222,6 +274,15 @@ def test_what_is_called_pure_is_held_to_it() -> None:
     contracts = (TOP / "pyproject.toml").read_text()
     assert len(pure) >= 8
     assert [name for name in pure if not re.search(rf'"(?:proxy|sandbox)\.(?:\w+\.)?{name}"', contracts)] == []
+
+
+# The published schemas
+
+
+@pytest.mark.parametrize("part", ["call", "result"])
+def test_a_published_schema_is_what_the_command_prints(sluicegate: Sluicegate, part: str) -> None:
+    published = TOP / "docs" / f"{part}.schema.json"
+    assert published.read_text() == sluicegate(f"sluicegate schema {part}")
 
 
 # All pages
@@ -287,13 +348,16 @@ def masked(text: str) -> str:
 
 
 def test_the_session_in_the_readme_is_real(sluicegate: Sluicegate, tmp_path: Path) -> None:
-    (text,) = blocks(section(README, "## A session"), "console")
+    text, answered = blocks(section(README, "## A session"), "console")
     (shown, program), *rest = transcript(text)
     assert shown == "cat fetch.py"
     (tmp_path / "fetch.py").write_text(program)
     assert len(rest) >= 3
     for command, output in rest:
         assert masked(sluicegate(command)) == masked(output)
+    (_, call), (command, output) = transcript(answered)
+    (tmp_path / "call.json").write_text(call)
+    assert masked(sluicegate(command)).startswith(masked(output).removesuffix("…\n"))
 
 
 def test_the_explanation_in_the_policy_reference_is_real(sluicegate: Sluicegate) -> None:

@@ -62,7 +62,9 @@ def main() -> int:
         console.rule("the code")
         console.print(Syntax(CODE, "python", background_color="default"))
         with SyncExecutor(policy, settings=Settings(audit_log=log)) as executor:
-            result = executor.run(CodeCall(code=CODE, allow_network=True, env={"INDEX_URL": index}, timeout=60))
+            result = executor.run(
+                CodeCall(language="python", code=CODE, allow_network=True, env={"INDEX_URL": index}, timeout=60)
+            )
         console.rule("its output")
         console.print(Text(result.stdout + result.stderr))
         console.rule("the result")

@@ -95,8 +95,8 @@ def test_without_the_proxy_there_is_no_network(fresh: Lab, outside: Outside) -> 
             assert one["after"][:2] == [None, None]
         if "after" in one:
             assert one["after"][2:] == ["", "", [], []]
-    ledger = [attempt.cause for attempt in lost.attempts]
-    assert any("proxy" in cause for cause in ledger) or "proxy" in (lost.error.code if lost.error else ""), lost
+    ledger = [attempt.code for attempt in lost.attempts]
+    assert any("proxy" in code for code in ledger) or "proxy" in (lost.error.code if lost.error else ""), lost
     if lost.status != Status.SUCCESS:
         assert lost.error is not None
 
@@ -251,7 +251,9 @@ report(seen=[fetch("http://allowed.test/echo")["status"], fetch("https://allowed
 report(body=fetch("http://allowed.test/echo")["json"])
 """
                 )
-                call = CodeCall(code=probe, allow_network=True, domains=["allowed.test"], timeout=100)
+                call = CodeCall(
+                    language="python", code=probe, allow_network=True, domains=["allowed.test"], timeout=100
+                )
                 fine = parse_seen(executor.run(call).stdout)
                 assert fine[0]["seen"][:2] == [200, 200], "the control: with room, traffic flows"
                 _fill(logs / "ballast")
@@ -308,6 +310,7 @@ def test_a_log_that_cannot_be_opened_lets_nothing_run_unlogged(outside: Outside,
             target
         ]
         call = CodeCall(
+            language="python",
             code=PRELUDE + 'report(seen=fetch("http://allowed.test/echo")["status"])',
             allow_network=True,
             domains=["allowed.test"],

@@ -202,6 +202,7 @@ def test_attempts_at_once_do_not_mix(outside: Outside, open_lab: Callable[[str],
             async def one(number: int) -> tuple[str, str, list[dict[str, object]]]:
                 host = hosts[number % 4]
                 call = CodeCall(
+                    language="python",
                     code=code,
                     env={"N": str(number)},
                     allow_network=host != "nothing",

@@ -12,7 +12,7 @@ from sandbox import CodeCall, Executor, Settings, SyncExecutor
 from sandbox.policy_file import parse_policy
 
 POLICY = parse_policy("version: 1\nname: plain\n")
-CALL = CodeCall(code="print(1)")
+CALL = CodeCall(language="python", code="print(1)")
 
 
 def test_a_call_outside_of_the_executors_statement_starts_nothing(tmp_path: Path) -> None:
@@ -32,5 +32,7 @@ def test_a_call_outside_of_the_executors_statement_starts_nothing(tmp_path: Path
 
 def test_threads_may_share_a_synchronous_executor(tmp_path: Path) -> None:
     with SyncExecutor(POLICY, settings=Settings(state_dir=tmp_path)) as executor, ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda n: executor.run(CodeCall(code=f"print({n})")).stdout, range(8)))
+        results = list(
+            pool.map(lambda n: executor.run(CodeCall(language="python", code=f"print({n})")).stdout, range(8))
+        )
     assert results == [f"{n}\n" for n in range(8)]

@@ -18,7 +18,7 @@ from sandbox.policy_file import LoadedPolicy, parse_policy
 from sandbox.registries import RegistryRules, rules_from_policy
 
 ALL_MODES = ["block-all", "registry-default", "named"]
-REGISTRY = rules_from_policy([parse_index("https://index.test/simple/")])
+REGISTRY = rules_from_policy("python", [parse_index("https://index.test/simple/")])
 
 
 def policy(network: dict[str, Any] | None = None, **top: Any) -> LoadedPolicy:
@@ -287,10 +287,10 @@ LIMITED = policy(limits={"timeout_seconds": {"default": 20, "max": 60}, "memory_
 @pytest.mark.parametrize(
     ("timeout", "memory_mib", "limits"),
     [
-        (None, None, Limits(20, 256)),
-        (60, 1024, Limits(60, 1024)),
-        (1, 128, Limits(1, 128)),
-        (2.5, None, Limits(2.5, 256)),
+        (None, None, Limits(20, 256, 256)),
+        (60, 1024, Limits(60, 1024, 256)),
+        (1, 128, Limits(1, 128, 256)),
+        (2.5, None, Limits(2.5, 256, 256)),
     ],
 )
 def test_omitted_limits_are_the_policy_s_defaults(
@@ -321,4 +321,4 @@ def test_more_than_the_maximum_is_refused_with_the_number(
 
 
 def test_limits_are_in_the_units_that_their_names_say() -> None:
-    assert Limits(1, 128).memory_bytes == 128 * 1024 * 1024
+    assert Limits(1, 128, 256).memory_bytes == 128 * 1024 * 1024

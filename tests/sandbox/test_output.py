@@ -48,11 +48,11 @@ def collect(*writes: bytes, cap: int = 100, sink: Callable[[bytes], None] | None
 @pytest.mark.parametrize(
     ("written", "stream"),
     [
-        ("x" * 99, Stream("x" * 99, 99)),
-        ("x" * 100, Stream("x" * 100, 100)),
-        ("x" * 101, Stream("x" * 100, 101, truncated=True)),
-        ("é" * 101, Stream("é" * 100, 101, truncated=True)),
-        ("𝔘" * 1000, Stream("𝔘" * 100, 1000, truncated=True)),
+        ("x" * 99, Stream("x" * 99, 99, 99)),
+        ("x" * 100, Stream("x" * 100, 100, 100)),
+        ("x" * 101, Stream("x" * 100, 101, 101, truncated=True)),
+        ("é" * 101, Stream("é" * 100, 101, 202, truncated=True)),
+        ("𝔘" * 1000, Stream("𝔘" * 100, 1000, 4000, truncated=True)),
         ("", Stream()),
     ],
 )
@@ -72,12 +72,12 @@ def test_the_cap_is_exact_and_in_characters(written: str, stream: Stream) -> Non
 )
 def test_what_is_not_utf8_is_replaced_and_said(written: bytes, text: str) -> None:
     """As `errors="replace"` does."""
-    assert collect(written).stdout == Stream(text, len(text), replaced=True)
+    assert collect(written).stdout == Stream(text, len(text), len(written), replaced=True)
 
 
 def test_a_replacement_character_that_was_written_is_not_a_replacement() -> None:
     """It is text like any other."""
-    assert collect("\ufffd".encode()).stdout == Stream("\ufffd", 1)
+    assert collect("\ufffd".encode()).stdout == Stream("\ufffd", 1, 3)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12), st.integers(0, 60))
@@ -155,4 +155,4 @@ def test_what_came_before_a_cancellation_is_there() -> None:
             os.close(fd)
         return collector.finish()
 
-    assert asyncio.run(scenario()).stdout == Stream("partial", 7)
+    assert asyncio.run(scenario()).stdout == Stream("partial", 7, 7)

@@ -35,6 +35,8 @@ _ETC = {
     "hostname": "sandbox\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
     "resolv.conf": "nameserver 127.0.0.1\noptions timeout:2 attempts:2\n",
+    "fonts/fonts.conf": '<?xml version="1.0"?>\n<!DOCTYPE fontconfig SYSTEM "fonts.dtd">\n'
+    "<fontconfig><dir>/usr/share/fonts</dir><cachedir>/tmp/fontconfig</cachedir></fontconfig>\n",
     "gai.conf": "precedence ::ffff:0:0/96 100\n",  # IPv4 first: names are answered with synthetic IPv4 addresses
 }
 

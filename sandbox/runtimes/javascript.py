@@ -18,7 +18,7 @@ EXECUTABLE = f"{RUNTIME}/bin/node"
 MAIN = f"{WORKSPACE}/main.js"  # of no declared kind, so that Node tells by the code whether it is an ES module
 _YOUNG_SHARE = 32  # of the memory limit, for each of V8's three young spaces
 # Below it V8 saves memory at the cost of speed, and counts what lies outside its heap. A program that lives on 32 MiB
-# and leaves many buffers then peaks lower; where V8 gets too little processor, it can be killed at 128 MiB all the same.
+# and leaves many buffers then peaks lower. Where V8 gets too little processor, it is killed at 128 MiB all the same.
 _SMALL_BYTES = 256 * MIB
 _SAVING = ("--optimize-for-size", "--external-memory-accounted-in-global-limit")
 

@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from proxy.destinations import InvalidHost, parse_host
-from sandbox.policy.lint import Finding, lint
+from sandbox.policy.lint import lint
 from sandbox.policy.positions import MAX_BYTES, Document, read_document
-from sandbox.policy.problems import InvalidPolicy, KeyPath, Problem, key_text, shown
+from sandbox.policy.problems import Finding, InvalidPolicy, KeyPath, Problem, key_text, shown
 from sandbox.policy.scalars import kind_of
 from sandbox.policy.schema import Policy
 from sandbox.policy.wording import path_of, translate
+from sandbox.policy_data import package_files
 from sandbox.state import shipped_policies
 
 __all__ = [
@@ -78,7 +80,8 @@ def parse_policy(text: str, *, file: str = "policy", path: Path | None = None) -
         raise InvalidPolicy([Problem(file, document.mark(()), "", message, "begin with `version: 1`")])
     problems = list(document.problems)
     policy, removed = _validate(document, document.data, file, problems)
-    findings = [finding for finding in lint(policy) if finding.error or not problems] if policy is not None else []
+    found = lint(policy, datetime.now(UTC)) if policy is not None else []
+    findings = [finding for finding in found if finding.error or not problems]
     problems += [_problem(document, file, finding, removed) for finding in findings if finding.error]
     if policy is not None and not problems:
         problems += _files(policy, document, file)
@@ -169,12 +172,16 @@ def read_policy_text(path: Path) -> str:
 
 def _files(policy: Policy, document: Document, file: str) -> Iterable[Problem]:
     """Files that the policy names and that must be there, or every request would fail later."""
+    path: KeyPath
+    for problem in package_files(policy.packages):
+        path = ("packages", *problem.key)
+        yield Problem(file, document.mark(path), key_text(path), problem.message, problem.hint)
     ca_file = policy.network.upstream.ca_file
     if ca_file is None:
         return
     import ssl
 
-    path: KeyPath = ("network", "upstream", "ca_file")
+    path = ("network", "upstream", "ca_file")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:

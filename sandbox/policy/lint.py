@@ -8,28 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network
 
 from proxy.destinations import METADATA_ADDRESSES, AddressClass, Host, IPAddress, IPNetwork, classify_address
 from proxy.network import NEVER_DIALLED, Mode
-from sandbox.policy.problems import KeyPath, key_text
+from sandbox.policy.packages_lint import package_findings
+from sandbox.policy.problems import Finding, KeyPath, key_text
 from sandbox.policy.schema import AllowRule, DenyRule, Policy, PrivateAddressEntry
 from sandbox.policy.suffixes import Suffix, suffix_kind
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing found. `error` says that the policy is refused for it."""
-
-    path: KeyPath
-    message: str
-    hint: str | None
-    error: bool
-
-
-def lint(policy: Policy) -> list[Finding]:
-    """All findings, in no particular order."""
+def lint(policy: Policy, now: datetime | None = None) -> list[Finding]:
+    """All findings, in no particular order. Without `now`, nothing is said of what has expired."""
     return [
         *_modes(policy),
         *_allow(policy),
@@ -38,6 +29,7 @@ def lint(policy: Policy) -> list[Finding]:
         *_hosts(policy),
         *_private_addresses(policy),
         *_registries(policy),
+        *package_findings(policy.packages, read=Mode.REGISTRY_DEFAULT in policy.network.modes, now=now),
     ]
 
 

@@ -36,6 +36,16 @@ class Problem:
         return f"{text}\n  hint: {self.hint}" if self.hint else text
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that lint found. `error` says that the policy is refused for it."""
+
+    path: KeyPath
+    message: str
+    hint: str | None
+    error: bool
+
+
 _MAX_SHOWN = 100
 
 

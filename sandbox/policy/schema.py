@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from proxy.network import DEFAULT_PORTS, Mode, Protocol
 from sandbox.contract import MAX_MEMORY_MIB, MAX_TIMEOUT_SECONDS, MIN_MEMORY_MIB
+from sandbox.policy.packages import PackagesSection
 from sandbox.policy.scalars import (
     AbsoluteFileName,
     AllowName,
@@ -42,7 +43,7 @@ DEFAULT_MEMORY_MIB = 512  # the contract's
 DEFAULT_MAX_CONNECTIONS = 256
 DEFAULT_OUTPUT_MIB = 256
 DEFAULT_ATTEMPTS = 2
-DEFAULT_MARGIN_SECONDS = 60.0
+DEFAULT_MARGIN_SECONDS = 120.0
 DEFAULT_KEEP_HOURS = 24.0
 _MAX_CONNECTIONS = 65_535
 _MAX_OUTPUT_MIB = 65_536
@@ -282,6 +283,7 @@ class Policy(Section):
     version: Version
     name: PolicyName = "unnamed"
     network: NetworkSection = NetworkSection()
+    packages: PackagesSection = PackagesSection()
     limits: LimitsSection = LimitsSection()
     attempts: AttemptsSection = AttemptsSection()
     calls: CallsSection = CallsSection()

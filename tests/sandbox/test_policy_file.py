@@ -664,7 +664,16 @@ def test_the_json_schema_has_every_key_and_offers_no_null() -> None:
     schema = policy_schema()
     text = json.dumps(schema)
     assert '"null"' not in text
-    assert set(schema["properties"]) == {"version", "name", "network", "limits", "attempts", "calls", "audit"}
+    assert set(schema["properties"]) == {
+        "version",
+        "name",
+        "network",
+        "packages",
+        "limits",
+        "attempts",
+        "calls",
+        "audit",
+    }
     assert set(schema["$defs"]["NetworkSection"]["properties"]) == {
         "modes", "allow", "deny", "ports", "hosts", "private_addresses", "inspect", "registries", "upstream",
     }  # fmt: skip

@@ -8,6 +8,7 @@ before its first byte. It then meets these hooks, each of which judges what it c
     first bytes         `next_layer`         is it TLS or HTTP?  deny: closed
     ClientHello         `tls_clienthello`    SNI                 deny: a 403 to come
     request headers     `requestheaders`     all of the request  deny: 403 with a JSON body
+      to a registry     `packages.registry`  which package       deny: 403; a page is answered here, a file forwarded
     dial                `server_connect`     resolved addresses  deny: 502 or reset; reached by nothing denied before
 
 "A 403 to come": where the client speaks TLS only a response inside TLS is shown to people, so the denial is kept in the
@@ -36,16 +37,18 @@ from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from proxy import responses
 from proxy.attempts import Attempt, Connection, Exchange
-from proxy.destinations import Host, IPAddress, Unparsed, observe_authority, observe_host
-from proxy.headers import find_fault, names_another_target, remove_headers_for_us
+from proxy.destinations import Host, IPAddress, Unparsed, observe_host
+from proxy.dialling import vet
+from proxy.headers import find_fault, remove_headers_for_us
 from proxy.http_layers import CLIENT_GAVE_UP, Advice, GuardedHttp
 from proxy.layers import FirstBytes, GuardedClientTls, GuardedSocks5, GuardedTunnel, Refuse, starts_like_http
 from proxy.listeners import attempt_of, connection_of, is_silent
-from proxy.network import Decision, Mode, Protocol, Reason, Request, RequestLayer, deny, inspects
+from proxy.network import Decision, Mode, Protocol, Reason, Request, RequestLayer, deny, inspects, registry_host
+from proxy.observed import destination_of, http_request, server_name, sni_of
+from proxy.packages.registry import Failed, Forwarded, Registries
 from proxy.resolver import ResolutionFailed, Resolved, Resolver, pin
 
 _TLS_PORT = 443
-_SERVER_NAME = 0  # RFC 6066 section 3
 _HTTP_ALPN = (b"http/1.1", b"h2")
 _EXCHANGE = "sluicegate"
 
@@ -53,8 +56,9 @@ _EXCHANGE = "sluicegate"
 class PolicyAddon:
     """All hooks. One instance serves every attempt; what is an attempt's lives in `Attempt` and `Connection`."""
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, registries: Registries) -> None:
         self._resolver = resolver
+        self._registries = registries
         self._advice = Advice(
             tunnel=self.tunnel,
             malformed=self.refuse_malformed,
@@ -72,11 +76,11 @@ class PolicyAddon:
         context.client.sockname = captured
         name = attempt_of(context.client).name_behind(captured[0])
         context.server.address = (name, captured[1])
-        if not self.judge_destination(context, protocol):
+        if not self.judgedestination_of(context, protocol):
             return None
         return GuardedTunnel(context, self.tunnel)
 
-    def judge_destination(self, context: Context, protocol: str) -> bool:
+    def judgedestination_of(self, context: Context, protocol: str) -> bool:
         """Judge a connection whose host and port are known. False: refuse it at once, there is no readable way."""
         attempt, state = attempt_of(context.client), connection_of(context.client)
         assert context.server.address is not None
@@ -127,13 +131,14 @@ class PolicyAddon:
     def _explicit(self, context: Context, data: bytes) -> Layer:
         if data[:1] == b"\x05":
             return GuardedSocks5(
-                context, lambda inner: self.judge_destination(inner, "socks5"), self._note_malformed, self.tunnel
+                context, lambda inner: self.judgedestination_of(inner, "socks5"), self._note_malformed, self.tunnel
             )
         return modes.HttpProxy(context)
 
     def _http(self, context: Context, mode: HTTPMode) -> Layer:
         http_layer = GuardedHttp(context, mode, self._advice)
-        connection_of(context.client).unsent = http_layer.unsent
+        state = connection_of(context.client)
+        state.unsent, state.ahead = http_layer.unsent, http_layer.ahead
         return http_layer
 
     def _http_or_refuse(self, context: Context, state: Connection, data: bytes, *, inside_tls: bool) -> Layer | None:
@@ -149,11 +154,11 @@ class PolicyAddon:
         if state.denied is None:
             request = Request(
                 RequestLayer.TCP,
-                _destination(state),
+                destination_of(state),
                 state.port,
                 Protocol.TCP,
                 tls=inside_tls,
-                sni=_sni(context.client),
+                sni=sni_of(context.client),
             )
             attempt = attempt_of(context.client)
             decision = attempt.judge_silently(request)
@@ -198,7 +203,7 @@ class PolicyAddon:
         state.sni = data.client_hello.sni
         if state.denied is not None:
             return
-        host, port = _destination(state), state.port
+        host, port = destination_of(state), state.port
         speaks_http = any(offer in _HTTP_ALPN for offer in data.client_hello.alpn_protocols)
         raw = state.carried is Protocol.TCP and not speaks_http
         passes = raw or (isinstance(host, Host) and port is not None and not inspects(attempt.grant, host, port))
@@ -208,7 +213,7 @@ class PolicyAddon:
             port,
             Protocol.TCP if raw else Protocol.HTTP,
             tls=True,
-            sni=_name_of(data.client_hello),
+            sni=server_name(data.client_hello),
         )
         decision = attempt.judge(request, state, quiet=not passes)
         if not decision.allowed:
@@ -221,7 +226,7 @@ class PolicyAddon:
 
     def tls_start_client(self, data: tls.TlsData) -> None:
         """HTTP/1.1 where the client offers it: through the proxy it is several times as fast as HTTP/2."""
-        if isinstance(_sni(data.context.client), Unparsed):
+        if isinstance(sni_of(data.context.client), Unparsed):
             data.context.client.sni = None  # it was denied, and no certificate can be made for it
         offers = data.context.client.alpn_offers
         for protocol in _HTTP_ALPN:
@@ -257,10 +262,43 @@ class PolicyAddon:
             written = attempt.repeat(request, state.denied, state)
             decision = state.denied if written.allowed else written
         else:
-            decision = attempt.judge(request, state)
+            of_registry = registry_host(attempt.grant, request) is not None
+            decision = attempt.judge(request, state, quiet=of_registry)
+            if decision.allowed and of_registry:
+                return self._ask_registry(flow, exchange)
         if not decision.allowed:
             _refuse(flow, exchange, decision, attempt)
             return None
+        return self._pass_on(flow, exchange, decision)
+
+    async def _ask_registry(self, flow: http.HTTPFlow, exchange: Exchange) -> None:
+        """Of a registry nothing passes but what is asked for in a way that is known, and allowed."""
+        attempt, state = attempt_of(flow.client_conn), connection_of(flow.client_conn)
+        state.open.add(exchange)  # from now on: the client may go away meanwhile
+        exchange.request, outcome = await self._registries.answer(attempt, state, exchange.request, flow.request)
+        if isinstance(outcome, Decision):
+            _refuse(flow, exchange, outcome, attempt)
+            return
+        if isinstance(outcome, Forwarded):
+            if (waiting := self._pass_on(flow, exchange, outcome.decision)) is not None:
+                await waiting
+            return
+        if isinstance(outcome, Failed):
+            exchange.failed = f"{outcome.code}: {outcome.message}"
+            flow.response = responses.failure(outcome.code, outcome.message, exchange.request)
+        else:
+            if (limit := await attempt.reserve(exchange, len(outcome.response.raw_content or b""))) is not None:
+                _refuse(flow, exchange, attempt.refuse(exchange.request, limit, state), attempt)
+                return
+            exchange.served = True
+            attempt.rest(state)
+            exchange.traffic.received = exchange.reserved
+            flow.response = outcome.response
+            attempt.count(exchange.request, outcome.decision)
+        flow.request.headers.pop("expect", None)
+
+    def _pass_on(self, flow: http.HTTPFlow, exchange: Exchange, decision: Decision) -> Coroutine[Any, Any, None] | None:
+        attempt, request = attempt_of(flow.client_conn), exchange.request
         assert isinstance(request.host, Host)
         flow.request.data.host = request.host.text
         resolved = self._resolver.known(request.host, attempt.grant.hosts)
@@ -288,7 +326,7 @@ class PolicyAddon:
         """Vet the addresses, so that a private one gets a readable answer, and let the request pass."""
         attempt, state, request = attempt_of(flow.client_conn), connection_of(flow.client_conn), exchange.request
         assert isinstance(request.host, Host)
-        vetted = _vet(attempt, state, request.host, request.port, Protocol.HTTP, resolved)
+        vetted = vet(attempt, state, request.host, request.port, Protocol.HTTP, resolved)
         if isinstance(vetted, Decision):
             _refuse(flow, exchange, vetted, attempt)
             return
@@ -333,6 +371,7 @@ class PolicyAddon:
         if exchange not in state.open:
             return
         state.open.discard(exchange)
+        attempt_of(flow.client_conn).release(exchange)
         if exchange.refused is not None:
             return
         exchange.status = flow.response.status_code if flow.response is not None else None
@@ -364,7 +403,7 @@ class PolicyAddon:
         """Write that bytes were refused of which no request could be made."""
         attempt, state = attempt_of(context.client), connection_of(context.client)
         tls = where is RequestLayer.TLS
-        request = Request(where, _destination(state), state.port, tls=tls, sni=_sni(context.client))
+        request = Request(where, destination_of(state), state.port, tls=tls, sni=sni_of(context.client))
         attempt.refuse(request, deny(Reason.MALFORMED_REQUEST, why), state)
 
     def refuse_malformed(self, context: Context, why: str) -> http.Response:
@@ -406,7 +445,7 @@ class PolicyAddon:
                 vetted = attempt.refuse(Request(RequestLayer.DIAL, host, port, protocol), limit, state)
             else:
                 resolved = await self._resolver.resolve(host, attempt.grant.hosts, attempt.lookups)
-                vetted = _vet(attempt, state, host, port, protocol, resolved, log_allow=True)
+                vetted = vet(attempt, state, host, port, protocol, resolved, log_allow=True)
         except ResolutionFailed as error:
             state.error = f"dns_failed: {error}"
             server.error = str(error)
@@ -437,7 +476,10 @@ class PolicyAddon:
         attempt, state = attempt_of(client), connection_of(client)
         for exchange in list(state.open):
             state.open.discard(exchange)
-            attempt.write_end(state, exchange, error=exchange.failed)
+            attempt.release(exchange)
+            if exchange.refused is None:
+                exchange.given_up |= exchange.status is None
+                attempt.write_end(state, exchange, error=exchange.failed)
         if state.opaque:
             attempt.write_end(state, error=state.error)
 
@@ -445,88 +487,11 @@ class PolicyAddon:
         raise AssertionError("no layer that stores what it relays is ever chosen")
 
 
-def _vet(
-    attempt: Attempt,
-    state: Connection,
-    host: Host,
-    port: int | None,
-    protocol: Protocol,
-    resolved: tuple[Resolved, ...],
-    *,
-    log_allow: bool = False,
-) -> tuple[IPAddress, ...] | Decision:
-    """Those of the addresses that may be dialled, or the denial of the last one when none may."""
-    requests = [
-        Request(RequestLayer.DIAL, host, port, protocol, address=r.address, address_class=r.address_class)
-        for r in resolved
-    ]
-    allowed = [request for request in requests if attempt.judge_silently(request).allowed]
-    if not allowed:
-        return attempt.judge(requests[-1], state)
-    if log_allow:
-        decision = attempt.judge(allowed[0], state, final=state.opaque)
-        if not decision.allowed:
-            return decision
-    return tuple(request.address for request in allowed if request.address is not None)
-
-
 def _refuse(flow: http.HTTPFlow, exchange: Exchange, decision: Decision, attempt: Attempt) -> None:
     exchange.refused = decision
+    attempt.rest(connection_of(flow.client_conn))
     flow.request.headers.pop("expect", None)  # or a client that asks first would be told to go on
     flow.response = responses.refusal(decision, exchange.request, attempt.grant)
 
 
-def http_request(flow: http.HTTPFlow, state: Connection) -> Request:
-    """What `decide` is asked about a request: its destination, and every name that the request itself carries."""
-    request = flow.request
-    claims = []
-    for text in (request.headers.get_all("host"), [request.authority] if request.authority else []):
-        claims += [observe_authority(claim) for claim in text]
-    if not claims:
-        claims = [(Unparsed("", "there is no Host header"), None)]
-    host = state.destination if state.destination is not None else observe_host(request.host)
-    tls_inside = flow.client_conn.tls and state.destination is not None
-    return Request(
-        RequestLayer.HTTP,
-        host,
-        state.port if state.port is not None else request.port,
-        Protocol.HTTP,
-        tls=tls_inside,
-        sni=_sni(flow.client_conn) if tls_inside else None,
-        claims=tuple(claims),
-        method=request.method,
-        path=_path(request),
-        has_body=_has_body(request),
-        upgrade="upgrade" in request.headers,
-        overrides=names_another_target(request.headers),
-    )
-
-
-def _path(request: http.Request) -> str:
-    """What is judged, byte for byte as it is forwarded. A fragment is refused by `find_fault`."""
-    return request.path.partition("?")[0]
-
-
-def _has_body(request: http.Request) -> bool:
-    """Whether a body follows. Over HTTP/2 it need not be announced: there the end of the stream says so."""
-    length = request.headers.get("content-length", "0").strip()
-    return bool(request.stream) or length != "0" or "transfer-encoding" in request.headers
-
-
-def _destination(state: Connection) -> Host | Unparsed:
-    return state.destination if state.destination is not None else Unparsed("", "no destination is known")
-
-
-def _name_of(hello: tls.ClientHello) -> Host | Unparsed | None:
-    """The name a ClientHello asks for. mitmproxy says None where there is none and also where it is no name."""
-    if hello.sni:
-        return observe_host(hello.sni)
-    named = any(kind == _SERVER_NAME for kind, _ in hello.extensions)
-    return Unparsed("", "it is not a host name") if named else None
-
-
-def _sni(client: connection.Client) -> Host | Unparsed | None:
-    return observe_host(client.sni) if client.sni else None
-
-
-__all__ = ["PolicyAddon", "http_request"]
+__all__ = ["PolicyAddon"]

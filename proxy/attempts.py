@@ -7,10 +7,12 @@ Owns: that state. Must not: touch sockets.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ipaddress
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from proxy.audit import AuditLog, AuditUnavailable
@@ -26,7 +28,7 @@ from proxy.network import (
     decide,
     deny,
 )
-from proxy.shares import Share
+from proxy.shares import Share, Turns
 
 _SYNTHETIC = ipaddress.IPv4Network("198.18.0.0/15")  # benchmarking range, RFC 2544: nobody's on the internet
 _MAX_NAMES = 10_000
@@ -35,10 +37,16 @@ _MAX_AUDIT_LINES = 20_000
 _MAX_AUDIT_BYTES = 16 * 1024 * 1024  # a fortieth of the log with its rotated files
 _MAX_DESTINATIONS = 1_000
 _LOOKUPS_AT_ONCE = 8
+_PAGES_AT_ONCE = 16  # of registries, that the proxy reads and judges for it
+_MAX_ANSWERS_KEPT = 64 * 1024 * 1024  # bytes of pages that its clients have asked for, and not yet read
+_ANSWER_PATIENCE_SECONDS = 30.0
+_ANSWER_PAUSE_SECONDS = 0.05
 # What one attempt may make the proxy do, which is one thread for all: far above what a program that gets anything done
 # needs. What comes faster waits in the kernel, or is dropped there.
 _BURST = 512
 _PER_SECOND = 200
+_ANSWERS_BURST = 512
+_ANSWERS_PER_SECOND = 200
 
 
 @dataclass(slots=True)
@@ -60,10 +68,12 @@ class Exchange:
     refused: Decision | None = None  # answered by us, and written as a denial
     failed: str | None = None  # what went wrong upstream: no denial
     given_up: bool = False  # the client went away or broke the protocol
+    served: bool = False  # answered by us, with what a registry says
+    reserved: int = 0  # bytes of that answer which are not on their way yet
 
     @property
     def answered_here(self) -> bool:
-        return self.refused is not None or self.failed is not None
+        return self.refused is not None or self.failed is not None or self.served
 
     def count_sent(self, data: bytes) -> bytes:
         self.traffic.sent += len(data)
@@ -94,9 +104,24 @@ class Connection:
     refused_dial: Decision | None = None
     unfinished_since: float | None = field(default_factory=time.monotonic)  # first bytes, a TLS handshake, a head
     upstreams: int = 0  # connections to servers that are open or being opened
+    rests_until: float = 0.0  # before that nothing more of it is read
     aborted: bool = False
     open: set[Exchange] = field(default_factory=set)
     unsent: Callable[..., int] | None = None  # `GuardedHttp.unsent`
+    ahead: Callable[[], int] | None = None  # `GuardedHttp.ahead`
+    buffered: Callable[[], int] | None = None  # `Handler.buffered_for_client`
+
+    @property
+    def kept_for_client(self) -> int:
+        """Bytes that the client has not taken yet."""
+        kept = 0 if self.buffered is None else self.buffered()
+        return kept + (0 if self.unsent is None else self.unsent(to_client=True))
+
+
+def group_of(grant: Grant) -> str:
+    """The same for attempts that have the same grant, but for whose they are: what is read for one does for all."""
+    same = grant.model_copy(update={"call_id": "", "attempt_id": ""})
+    return hashlib.sha256(same.model_dump_json().encode()).hexdigest()
 
 
 class Attempt:
@@ -106,9 +131,13 @@ class Attempt:
         self.grant = grant
         self.over = False
         self.lookups = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
+        self.pages = asyncio.Semaphore(_PAGES_AT_ONCE)
         self.connections: dict[str, Connection] = {}
         self.connects = Share(_BURST, _PER_SECOND)
         self.queries = Share(_BURST, _PER_SECOND)
+        self.answers = Share(_ANSWERS_BURST, _ANSWERS_PER_SECOND)
+        self.turns = Turns()
+        self.reserved = 0
         self.allowed = 0
         self.denied = 0
         self._audit = audit
@@ -119,6 +148,10 @@ class Attempt:
         self._log_full = False
         self._crowded = False
         self._destinations: dict[tuple[str, int | None, str, str], int] = {}
+
+    @cached_property
+    def group(self) -> str:
+        return group_of(self.grant)
 
     def synthetic_address(self, name: Host) -> ipaddress.IPv4Address | None:
         """The address that stands for `name` in this attempt; None when it has used up its names."""
@@ -158,6 +191,28 @@ class Attempt:
             return None
         return self._too_many("connections to servers")
 
+    async def reserve(self, exchange: Exchange, size: int) -> Decision | None:
+        """Wait until an answer of ours may be kept for a client besides those that others have not read yet.
+
+        None: it may. Else the denial: clients that don't read must not fill the proxy's memory.
+        """
+        deadline = time.monotonic() + _ANSWER_PATIENCE_SECONDS
+        while (kept := self._kept()) and kept + size > _MAX_ANSWERS_KEPT:
+            if time.monotonic() > deadline:
+                detail = f"the attempt has asked for more than {_MAX_ANSWERS_KEPT // 2**20} MiB that it doesn't read"
+                return deny(Reason.LIMIT_EXCEEDED, detail)
+            await asyncio.sleep(_ANSWER_PAUSE_SECONDS)
+        self.reserved += size
+        exchange.reserved = size
+        return None
+
+    def release(self, exchange: Exchange) -> None:
+        self.reserved -= exchange.reserved
+        exchange.reserved = 0
+
+    def _kept(self) -> int:
+        return self.reserved + sum(connection.kept_for_client for connection in self.connections.values())
+
     @property
     def exhausted(self) -> bool:
         """Whether its share of the log is full: then nothing of it is served any more."""
@@ -166,9 +221,15 @@ class Attempt:
     def note_wait(self, share: Share, what: str, connection: Connection) -> None:
         """Write that one of its shares is used up: of a burst the first time, the rest is not."""
         if share.is_first_wait():
-            detail = f"the attempt has made {what} faster than {_PER_SECOND} a second: the rest has to wait"
+            detail = f"the attempt has made {what} faster than {share.per_second} a second: the rest has to wait"
             decision = deny(Reason.LIMIT_EXCEEDED, detail)
             self.refuse(Request(RequestLayer.CONNECT, Unparsed("", "")), decision, connection)
+
+    def rest(self, connection: Connection) -> None:
+        """Note that a request was answered by us. Where that is too often, the connection rests after its answer."""
+        if wait := self.answers.take():
+            connection.rests_until = time.monotonic() + wait
+            self.note_wait(self.answers, "requests that the proxy answers itself", connection)
 
     def _too_many(self, what: str) -> Decision:
         return deny(Reason.LIMIT_EXCEEDED, f"the attempt has too many {what} open: {self.grant.max_connections} may be")
@@ -197,6 +258,10 @@ class Attempt:
         decision = self._write_decision(request, decision, connection)
         self.count(request, decision)
         return decision
+
+    def write(self, request: Request, decision: Decision, connection: Connection) -> Decision:
+        """Write what was decided by more than `decide`, without counting it. If it can't be written it is a denial."""
+        return self._write_decision(request, decision, connection)
 
     def repeat(self, request: Request, decision: Decision, connection: Connection) -> Decision:
         """Write, without counting it again, an earlier denial that a request inside the same connection runs into."""
@@ -230,6 +295,8 @@ class Attempt:
                 sni=connection.sni,
                 method=None if exchange is None else exchange.request.method,
                 path=None if exchange is None else exchange.request.path,
+                package=None if exchange is None else exchange.request.package,
+                version=None if exchange is None else exchange.request.version,
                 address=address if address is not None else connection.address,
                 status=None if exchange is None else exchange.status,
                 outcome=outcome,

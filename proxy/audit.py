@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from proxy.directories import make_private
 from proxy.events import Event, ProxyEvent
 
 DEFAULT_MAX_BYTES = 64 * 1024 * 1024
@@ -86,7 +87,7 @@ class AuditLog:
         self._lost: _Tail | None = None  # the end of a file that was taken away from us
         self._pid = os.getpid()
         with self._thread_lock, self._failing_closed():
-            _make_directories(self.path.parent)
+            make_private(self.path.parent)
             self._open()
 
     def write(self, event: Event) -> int:
@@ -314,16 +315,6 @@ def parse_line(line: bytes) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
-
-
-def _make_directories(directory: Path) -> None:
-    missing = []
-    while not directory.exists():
-        missing.append(directory)
-        directory = directory.parent
-    for path in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
 
 
 def _refuse_unsafe(status: os.stat_result) -> None:

@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from proxy.directories import make_private
+
 _KEY_FILE = "mitmproxy-ca.pem"  # key and certificate: the name mitmproxy looks for
 _CERTIFICATE_FILE = "mitmproxy-ca-cert.pem"
 _LIFETIME = datetime.timedelta(days=365)
@@ -38,7 +40,7 @@ def ensure_authority(directory: Path) -> Path:
     Safe to call from several processes at once. Raises `AuthorityUnavailable`, also when others could read the key.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(directory)
         status = directory.stat()
         if status.st_uid != os.geteuid():
             raise AuthorityUnavailable(f"`{directory}` belongs to uid {status.st_uid}, not to this process")

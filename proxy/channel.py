@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import json
 import os
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from proxy import memory_file
+
+if TYPE_CHECKING:
+    import asyncio
 
 type Message = dict[str, object]
 
@@ -39,10 +44,10 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
     memory = -1
     try:
         if len(body) > _INLINE_BYTES:
-            memory = os.memfd_create("sluicegate-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            memory = memory_file.create("sluicegate-message")
             with open(memory, "wb", closefd=False) as file:
                 file.write(body)
-            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            memory_file.seal(memory)
             body, fds = b"M", [memory, *fds]
         else:
             body = b"J" + body
@@ -108,6 +113,7 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
+        self._writing: set[asyncio.Future[None]] = set()  # who waits for the other side to read
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -148,9 +154,13 @@ class Channel:
         future: asyncio.Future[None] = loop.create_future()
         fd = self._sock.fileno()
 
+        waiting = self._writing if write else {future}
+        waiting.add(future)
+
         def wake() -> None:
-            if not future.done():
-                future.set_result(None)
+            for one in waiting:
+                if not one.done():
+                    one.set_result(None)
 
         if write:
             loop.add_writer(fd, wake)
@@ -159,7 +169,8 @@ class Channel:
         try:
             await future
         finally:
-            if write:
-                loop.remove_writer(fd)
-            else:
+            waiting.discard(future)
+            if not write:
                 loop.remove_reader(fd)
+            elif not waiting:
+                loop.remove_writer(fd)

@@ -1,6 +1,6 @@
 """The messages between the executor and the proxy, and the executor's side of them.
 
-Executor to proxy: `start` (once), `attach`, `detach`, `note`. Proxy to executor: `authority`, `ready`, `failed`, and
+Executor to proxy: `start` (once), `attach`, `detach`, `facts`. Proxy to executor: `authority`, `ready`, `failed`, and
 one `reply` for every request, matched by its `id`. The proxy ends when the channel does.
 Owns: the vocabulary. Must not: import mitmproxy.
 """
@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from proxy.network import Grant
 
 _START_SECONDS = 60.0
 _REPLY_SECONDS = 10.0  # an answer takes a millisecond; a proxy that gives none in this time serves nobody
+_BUSY_REPLY_SECONDS = 60.0  # but one that is at work all the while is not hung
+_LOOK_SECONDS = 1.0
 _STOP_SECONDS = 10.0
 
 
@@ -129,11 +131,11 @@ class Proxy:
 
     async def certificate(self) -> Path:
         """The path of the authority's certificate, once it exists. Raises `ProxyUnavailable`."""
-        return await self._within(asyncio.shield(self._authority), _START_SECONDS, "to have its certificate authority")
+        return await self._within(self._authority, _START_SECONDS, "to have its certificate authority")
 
     async def ready(self) -> None:
         """Return when attempts can be attached. Raises `ProxyUnavailable`."""
-        await self._within(asyncio.shield(self._ready), _START_SECONDS, "to be ready")
+        await self._within(self._ready, _START_SECONDS, "to be ready")
 
     async def attach(self, grant: Grant, listeners: Sequence[tuple[str, socket.socket]], start: AttemptStart) -> None:
         """Serve an attempt's listeners under its grant. The sockets are duplicated; the caller closes its own.
@@ -166,6 +168,18 @@ class Proxy:
         destinations = reply["destinations"]
         assert isinstance(destinations, list)
         return NetworkCounts(int(str(reply["allowed"])), int(str(reply["denied"])), destinations)
+
+    async def facts(self, grant: Grant, registry: str, wanted: Mapping[str, Sequence[str]]) -> Mapping[str, Message]:
+        """What it has read just now of files of a registry's projects, for attempts with such a grant, by project.
+
+        `registry` is its id in the grant; `packages.facts` reads what is told of one project. A project is left out
+        where nothing has just been read. Raises `ProxyUnavailable`.
+        """
+        message: Message = {"type": "facts", "grant": grant.model_dump(mode="json"), "registry": registry}
+        reply = await self._request({**message, "wanted": {name: list(files) for name, files in wanted.items()}})
+        pages = reply["pages"]
+        assert isinstance(pages, dict)
+        return pages
 
     async def close(self) -> None:
         """End the process and wait for it."""
@@ -204,13 +218,30 @@ class Proxy:
             raise ProxyUnavailable(f"the proxy has ended: {error}") from error
 
     async def _within[T](self, future: asyncio.Future[T], seconds: float, what: str) -> T:
+        """Await an answer. A proxy that has done nothing at all for `seconds` is ended, and a busy one much later."""
+        idle = waited = 0.0  # by looks, not by a clock: where this process was held up, the answer is there already
+        work = self._work_done()
+        while not (await asyncio.wait([future], timeout=_LOOK_SECONDS))[0]:
+            before, work = work, self._work_done()
+            waited += _LOOK_SECONDS
+            idle = idle + _LOOK_SECONDS if work is None or work == before else 0.0
+            if idle >= seconds or waited >= max(seconds, _BUSY_REPLY_SECONDS):
+                why = f"the proxy took longer than {waited:.0f} s {what}, and was ended"
+                self._process.kill()  # one that hangs is as good as lost, and for a lost one a new one is started
+                self._lose(why)
+                raise ProxyUnavailable(why)
+        return future.result()
+
+    def _work_done(self) -> object:
+        """What changes while the process works, proc_pid_stat(5): its CPU time. None when that cannot be read.
+
+        Read from outside, so that it waits behind nothing.
+        """
         try:
-            return await asyncio.wait_for(future, seconds)
-        except TimeoutError as error:
-            why = f"the proxy took longer than {seconds:.0f} s {what}, and was ended"
-            self._process.kill()  # one that hangs is as good as lost, and for a lost one a new one is started
-            self._lose(why)
-            raise ProxyUnavailable(why) from error
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return fields[11:13]
+        except OSError:
+            return None
 
     async def _read(self) -> None:
         why = "the proxy has ended"

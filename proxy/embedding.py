@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from mitmproxy import certs, options
 from mitmproxy.addons import core, proxyserver, tlsconfig
@@ -18,6 +20,7 @@ from proxy.audit import AuditLog
 from proxy.control import ProxyConfig
 from proxy.listeners import AttemptServer, DnsDatagrams, Hook, make_mode
 from proxy.network import Grant
+from proxy.packages.registry import Registries
 from proxy.resolver import Resolver
 from proxy.roots import host_ca_bundle
 
@@ -47,14 +50,23 @@ class Embedding:
             ssl_verify_upstream_trusted_ca=None if roots is None else str(roots),  # None: mitmproxy's own bundle
             tcp_timeout=_CONNECTION_IDLE_SECONDS,
         )
-        self._addon = PolicyAddon(resolver)
+        self._registries = Registries(resolver, roots)
+        self._addon = PolicyAddon(resolver, self._registries)
         self._hooks = _hooks(self._addon, self._tls)
+
+    def close(self) -> None:
+        self._registries.close()
+
+    def facts(self, grant: Grant, registry: str, wanted: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
+        """By project: what was read just now of these files of it."""
+        return self._registries.known(grant, registry, wanted)
 
     async def serve(
         self, grant: Grant, audit: AuditLog, listeners: list[tuple[str, socket.socket]]
     ) -> tuple[Attempt, list[AttemptServer], list[DnsDatagrams]]:
         """Accept on an attempt's listeners. On an error nothing of them is left running."""
         attempt = Attempt(grant, audit)
+        self._registries.expect(grant)
         servers: list[AttemptServer] = []
         datagrams: list[DnsDatagrams] = []
         try:

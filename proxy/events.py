@@ -31,6 +31,7 @@ LIMITS: Mapping[str, int] = MappingProxyType(
         "protocol": 32,
         "method": 64,
         "path": 1024,
+        "version": 128,
         "address": 64,
         "decision": 16,
         "reason": 64,
@@ -181,6 +182,8 @@ class DecisionEvent(_Event):
     sni: str | None = None
     method: str | None = None
     path: str | None = None
+    package: str | None = None
+    version: str | None = None
     address: str | None = None
     decision: str
     reason: str
@@ -211,6 +214,8 @@ class ConnectionEvent(_Event):
     sni: str | None = None
     method: str | None = None
     path: str | None = None
+    package: str | None = None
+    version: str | None = None
     address: str | None = None
     status: int | None = None
     outcome: Literal["completed", "failed", "aborted"]
@@ -290,6 +295,8 @@ def decision_event(
         sni=None if request.sni is None else str(request.sni),
         method=request.method,
         path=request.path,
+        package=request.package,
+        version=request.version,
         address=None if request.address is None else str(request.address),
         decision=decision.verdict.value,
         reason=decision.reason.value,

@@ -12,7 +12,20 @@ from dataclasses import dataclass, replace
 from urllib.parse import quote, urlsplit
 
 from proxy.destinations import Host, IPAddress, Unparsed, observe_authority
-from proxy.network import Decision, Grant, Mode, Protocol, Reason, Request, RequestLayer, decide, deny, inspects
+from proxy.network import (
+    Decision,
+    Grant,
+    Mode,
+    Protocol,
+    Reason,
+    Request,
+    RequestLayer,
+    decide,
+    deny,
+    inspects,
+    registry_host,
+)
+from proxy.packages.judging import JudgedBy, explain_package
 
 _SCHEMES = {"http": 80, "https": 443, "ws": 80, "wss": 443, "tcp": None}
 _SCHEME_OF_PORT = {80: "http", 443: "https"}
@@ -36,6 +49,7 @@ class Target:
     host: Host | Unparsed
     port: int
     path: str = "/"
+    has_query: bool = False
 
     @property
     def tls(self) -> bool:
@@ -90,7 +104,7 @@ def parse_target(text: str) -> Target:
     path = quote(parts.path, safe=_PATH_CHARACTERS) or "/"
     if len(path) > _MAX_PATH:
         raise InvalidTarget("its path is too long")
-    return Target(scheme, host, port, path)
+    return Target(scheme, host, port, path, "?" in rest.partition("#")[0])
 
 
 def requests_for(
@@ -124,9 +138,16 @@ def requests_for(
     return tuple(requests)
 
 
-def explain(grant: Grant, target: Target, method: str = "GET", addresses: Sequence[IPAddress] = ()) -> tuple[Step, ...]:
+def explain(
+    grant: Grant,
+    target: Target,
+    method: str = "GET",
+    addresses: Sequence[IPAddress] = (),
+    judged_by: JudgedBy | None = None,
+) -> tuple[Step, ...]:
     """What each layer would say. A static answer of the grant stands before `addresses`.
 
+    Of a request to a package registry, what is said before the registry is asked: with `judged_by`, of the name too.
     Of several addresses one that is allowed is enough: the proxy dials only those. Where raw TCP is allowed, a tunnel
     passes unread, with TLS or whatever else in it; only plain HTTP is still read, if the proxy itself is asked for it.
     """
@@ -150,6 +171,10 @@ def explain(grant: Grant, target: Target, method: str = "GET", addresses: Sequen
             judged = _judge(grant, request)
             denied = not all(step.decision is not None and step.decision.allowed for step in judged)
             steps += judged
+            if request.layer is RequestLayer.HTTP and not denied and registry_host(grant, request) is not None:
+                step = _package(grant, target, request, judged_by)
+                denied = step.decision is not None and not step.decision.allowed
+                steps.append(step)
     if opaque and not target.tls:
         raw = Request(RequestLayer.TCP, target.host, target.port, Protocol.TCP)
         steps.append(Step(raw, None, "over SOCKS or dialled directly it passes unread: raw TCP is allowed there"))
@@ -203,6 +228,15 @@ def _judge(grant: Grant, request: Request) -> list[Step]:
         if not _TOKEN.fullmatch(request.method):
             decision = deny(Reason.MALFORMED_REQUEST, "the method is not a token")
     return [Step(request, decision)]
+
+
+def _package(grant: Grant, target: Target, request: Request, judged_by: JudgedBy | None) -> Step:
+    assert grant.packages is not None
+    text = target.path + ("?" if target.has_query else "")
+    here, decision = explain_package(grant.packages, request, text, judged_by)
+    if decision is None:
+        return Step(here, None, "judged by the package policy: the name, and each file when it is fetched")
+    return Step(here, decision)
 
 
 def _passes(grant: Grant, target: Target) -> bool:

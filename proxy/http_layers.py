@@ -5,7 +5,8 @@
 - Whatever ends an exchange before its response has begun ends it with a response that people can read.
 - A WebSocket is relayed as bytes, so that no message has to fit into memory.
 - HTTP/2 is not turned into HTTP/1.1: a body without a length would be taken for the next request there.
-- What a peer makes us keep is bounded.
+- What a peer makes us keep is bounded, and so is what is done for it at one turn of the loop: one head, some chunks, or
+  some frames. The rest of what was read goes on at `NextTurn`.
 
 Owns: the above. Must not: decide, or know attempts; `Advice` does.
 """
@@ -40,10 +41,19 @@ from mitmproxy.proxy.layers.http._events import (
     ResponseProtocolError,
 )
 from mitmproxy.proxy.layers.http._http1 import Http1Client, Http1Connection, Http1Server
-from mitmproxy.proxy.layers.http._http2 import Http2Connection, Http2Server
+from mitmproxy.proxy.layers.http._http2 import Http2Client, Http2Connection, Http2Server
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers; common servers stop at 8 to 64 KiB
-_MAX_UNREAD_BYTES = 256 * 1024  # a head or chunk line that does not end, or requests sent ahead of their turn
+_MAX_HEAD_LINES = 1000  # what a line costs is more than what its bytes do; common servers stop at 100
+_MAX_UNREAD_BYTES = 256 * 1024  # a head or chunk line that does not end
+# At one turn of the loop, for one connection.
+_PIECES_AT_ONCE = 32  # chunks of a body, interim responses, HTTP/2 frames
+_HEADS_AT_ONCE = 1
+
+_FRAME_HEADER_BYTES = 9  # RFC 9113 section 4.1
+_MAX_FRAME_BYTES = 16_384  # section 4.2: the most that we say we take
+_HEADERS_FRAME = 1
+_PREFACE_BYTES = 24  # section 3.4
 
 # RFC 9112 sections 2.2 and 5, RFC 9110 section 5.5: a line ends in CRLF, is not continued, and has no other controls.
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)|\n[ \t]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -66,13 +76,28 @@ class Advice:
     unfinished: Callable[[Context, bool], None]
 
 
-class _WithoutTrailers:
-    """A body's reader that drops the trailers, as RFC 9110 section 6.5.1 permits. mitmproxy cannot pass them on."""
+class NextTurn(commands.RequestWakeup):
+    """What was read of a connection goes on when it is the attempt's turn again; until then no more of it is read."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(0)
+        self.connection = connection
+
+
+class _InPieces:
+    """A body's reader that stops after some pieces.
+
+    It drops the trailers, as RFC 9110 section 6.5.1 permits. mitmproxy cannot pass them on.
+    """
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
+        self.left = _PIECES_AT_ONCE
 
     def __call__(self, buffer: Any) -> Any:
+        if not self.left:
+            return None  # as if there were no more
+        self.left -= 1
         event = self._reader(buffer)
         return h11.EndOfMessage() if isinstance(event, h11.EndOfMessage) else event
 
@@ -80,10 +105,11 @@ class _WithoutTrailers:
         return self._reader.read_eof()
 
 
-class _Http1WithoutTrailers(Http1Connection):
+class _Http1InTurns(Http1Connection):
     """What both sides of HTTP/1 share."""
 
-    _reader: Any
+    _reader: _InPieces
+    _waits = False
 
     @property
     def body_reader(self) -> Any:
@@ -91,23 +117,49 @@ class _Http1WithoutTrailers(Http1Connection):
 
     @body_reader.setter
     def body_reader(self, reader: Any) -> None:
-        self._reader = _WithoutTrailers(reader)
+        self._reader = _InPieces(reader)
+
+    def _handle_event(self, event: events.Event) -> CommandGenerator[None]:
+        if isinstance(event, events.Wakeup):
+            self._waits = False
+            if self.state in (self.read_headers, self.read_body):
+                yield from self.state(events.DataReceived(self.conn, b""))
+        elif self._waits and isinstance(event, events.DataReceived) and self.state != self.passthrough:
+            self.buf += event.data
+        else:
+            yield from super()._handle_event(event)
+
+    def read_body(self, event: events.Event) -> CommandGenerator[None]:
+        self._reader.left = _PIECES_AT_ONCE
+        yield from super().read_body(event)
+        if self.state == self.read_body and not self._reader.left and self.buf:
+            yield from self._wait_for_turn()
+
+    def _wait_for_turn(self) -> CommandGenerator[None]:
+        if not self._waits:
+            self._waits = True
+            yield NextTurn(self.conn)
 
 
-class _ServersHttp1(_Http1WithoutTrailers, Http1Client):
+class _ServersHttp1(_Http1InTurns, Http1Client):
     """The server's side of HTTP/1. Interim responses are dropped: mitmproxy takes the first one for the last."""
 
     def read_headers(self, event: events.ConnectionEvent) -> CommandGenerator[None]:
+        left = _PIECES_AT_ONCE
         while _INTERIM.match(received := bytes(self.buf)[:MAX_HEAD_BYTES]):
             end = received.find(b"\r\n\r\n")
             if end < 0:
                 return
             self.buf.maybe_extract_at_most(end + 4)
+            left -= 1
+            if not left and isinstance(event, events.DataReceived):
+                yield from self._wait_for_turn()
+                return
         if self.buf or not isinstance(event, events.DataReceived):
             yield from super().read_headers(event)
 
 
-class GuardedHttp1(_Http1WithoutTrailers, Http1Server):
+class GuardedHttp1(_Http1InTurns, Http1Server):
     """The code's side of HTTP/1."""
 
     def __init__(self, context: Context, advice: Advice) -> None:
@@ -115,8 +167,17 @@ class GuardedHttp1(_Http1WithoutTrailers, Http1Server):
         self._advice = advice
         self._scanned = 0  # of the head that the buffer begins with
         self._overlap = b""  # the last of these bytes
+        self._ending = False
+
+    def mark_done(self, *, request: bool = False, response: bool = False) -> CommandGenerator[None]:
+        self._ending = True
+        yield from super().mark_done(request=request, response=response)
+        self._ending = False
 
     def read_headers(self, event: events.ConnectionEvent) -> CommandGenerator[None]:
+        if self._ending:  # stock goes on with the next request, one inside the other
+            yield from self._wait_for_turn()
+            return
         if not isinstance(event, events.DataReceived):
             yield from super().read_headers(event)
             return
@@ -154,6 +215,8 @@ class GuardedHttp1(_Http1WithoutTrailers, Http1Server):
         self._overlap = piece[-_OVERLAP_BYTES:]
         if (self._scanned if end < 0 else before + end) > MAX_HEAD_BYTES:
             return f"the head of the request is larger than {MAX_HEAD_BYTES} bytes", False
+        if end >= 0 and bytes(self.buf)[: before + end].count(b"\r\n") > _MAX_HEAD_LINES:
+            return f"the head of the request has more than {_MAX_HEAD_LINES} lines", False
         return None, end >= 0
 
     def _refuse(self, why: str) -> CommandGenerator[None]:
@@ -170,12 +233,73 @@ class GuardedHttp1(_Http1WithoutTrailers, Http1Server):
             yield commands.CloseConnection(self.conn)
 
 
-class GuardedHttp2(Http2Server):
+class _Http2InTurns(Http2Connection):
+    """What both sides of HTTP/2 share."""
+
+    _ahead = b""  # whole frames for later, and one that has not come whole
+    _waits = False
+    _preface = 0  # bytes of it that are still to come; no server sends one
+
+    def _handle_event(self, event: events.Event) -> CommandGenerator[None]:
+        if isinstance(event, events.DataReceived):
+            self._ahead += event.data
+            if not self._waits:
+                yield from self._go_on()
+        elif isinstance(event, events.Wakeup) and isinstance(event.command, NextTurn):
+            self._waits = False
+            yield from self._go_on()
+        else:
+            yield from super()._handle_event(event)
+
+    def _go_on(self) -> CommandGenerator[None]:
+        size = self._take()
+        piece, self._ahead = self._ahead[:size], self._ahead[size:]
+        if piece:
+            yield from super()._handle_event(events.DataReceived(self.conn, piece))
+        if self._take(dry=True) and not self._waits:
+            self._waits = True
+            yield NextTurn(self.conn)
+
+    def _take(self, *, dry: bool = False) -> int:
+        """The bytes of what is done at this turn."""
+        place = min(self._preface, len(self._ahead))
+        if not dry:
+            self._preface -= place
+        if place < len(self._ahead):
+            place = _end_of_frames(self._ahead, place)
+        return place
+
+
+def _end_of_frames(data: bytes, place: int) -> int:
+    """Where the frames end, from `place` on, that one turn is for. What is too large for a frame is left to `h2`."""
+    heads = 0
+    for _ in range(_PIECES_AT_ONCE):
+        header = data[place : place + _FRAME_HEADER_BYTES]
+        if len(header) < _FRAME_HEADER_BYTES:
+            break
+        size = int.from_bytes(header[:3])
+        if size > _MAX_FRAME_BYTES:
+            return len(data)
+        if place + _FRAME_HEADER_BYTES + size > len(data):
+            break
+        heads += header[3] == _HEADERS_FRAME
+        if heads > _HEADS_AT_ONCE:
+            break
+        place += _FRAME_HEADER_BYTES + size
+    return place
+
+
+class _ServersHttp2(_Http2InTurns, Http2Client):
+    """The server's side of HTTP/2."""
+
+
+class GuardedHttp2(_Http2InTurns, Http2Server):
     """The code's side of HTTP/2. What the protocol forbids ends the connection; here it is also told."""
 
     def __init__(self, context: Context, advice: Advice) -> None:
         super().__init__(context)
         self._advice = advice
+        self._preface = _PREFACE_BYTES
 
     def protocol_error(
         self, message: str, error_code: int = h2.errors.ErrorCodes.PROTOCOL_ERROR
@@ -196,6 +320,7 @@ class GuardedStream(HttpStream):
         for command in super().handle_event(event):
             if isinstance(command, SendHttp):
                 if isinstance(command.event, ResponseHeaders):
+                    self._drop_connection_field(command.event.response)
                     self._answered = self._answered or command.event.response.status_code != 100
                 elif isinstance(command.event, ResponseProtocolError) and not self._answered:
                     status = command.event.code.http_status_code()
@@ -208,11 +333,17 @@ class GuardedStream(HttpStream):
         self._answered = True
         client = self.context.client
         response = self._advice.failed(self.flow, message)
+        self._drop_connection_field(response)
         yield SendHttp(ResponseHeaders(self.stream_id, response, end_stream=False), client)
         yield SendHttp(ResponseData(self.stream_id, response.raw_content or b""), client)
         yield SendHttp(ResponseEndOfMessage(self.stream_id), client)
         if malformed and not self.flow.request.is_http2:
             yield commands.CloseConnection(client)  # where the next request would begin is not certain
+
+    def _drop_connection_field(self, response: http.Response) -> None:
+        """RFC 9113 section 8.2.2: in HTTP/2 it would make the response malformed."""
+        if self.flow.request.is_http2:
+            response.headers.pop("connection", None)
 
     def state_wait_for_request_headers(self, event: RequestHeaders) -> CommandGenerator[None]:
         event.request.stream = not event.end_stream  # until it is decided: whether a body follows
@@ -299,6 +430,8 @@ class GuardedHttp(HttpLayer):
         if isinstance(reader := top.context.layers[-1], Http1Client):
             reader.__class__ = _ServersHttp1  # the parent makes it, deep inside, and asks nobody which
             reader.state = reader.read_headers
+        elif isinstance(reader, Http2Client):
+            reader.__class__ = _ServersHttp2
         yield from super().register_connection(command)
         if command.err and not command.connection.connected:
             command.connection.address = None  # else every later request to it would be told of this failure
@@ -314,6 +447,11 @@ class GuardedHttp(HttpLayer):
             for stream in self.streams.values():
                 size += sum(len(event.data) for event in stream._paused_event_queue if isinstance(event, RequestData))
         return size
+
+    def ahead(self) -> int:
+        """Bytes of the client's requests that wait for the response to the one before."""
+        reader = self.connections[self.context.client]
+        return len(reader.buf) if isinstance(reader, GuardedHttp1) and reader.state == reader.wait else 0
 
     def _unread(self, connection: Connection) -> int:
         top = self.connections.get(connection)

@@ -1,7 +1,7 @@
 """Serves mitmproxy from sockets that live inside an attempt's network namespace.
 
 Which attempt a connection belongs to follows from the socket it was accepted on, never from what it carries.
-Owns: accepting, the dispatch of hooks, byte counts, how much is kept, and ending connections. Must not: decide.
+Owns: accepting, the dispatch of hooks, turns, byte counts, how much is kept, and ending connections. Must not: decide.
 
 Hook dispatch fails closed. Stock dispatch logs an exception in a hook and goes on, which forwards; here the connection
 is aborted and its layers see no further event, so nothing can follow. A crash inside a layer ends it as well.
@@ -31,6 +31,7 @@ from proxy.attempts import Attempt, Connection, Traffic
 from proxy.audit import AuditUnavailable
 from proxy.destinations import Unparsed
 from proxy.dns import answer, fail
+from proxy.http_layers import NextTurn
 from proxy.network import Reason, Request, RequestLayer, deny
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ _DATAGRAMS_AT_ONCE = 8
 _ACCEPT_PAUSE_SECONDS = 1.0  # after an error that more of the same follows, such as too many open files
 _IP_PKTINFO = 8  # ip(7); the socket module names it from Python 3.14 on
 _IPV6_PKTINFO_BYTES = 20
+_READ_BYTES = 65_535  # at once, which is what mitmproxy takes; asyncio would read four times as much
+_MAX_AHEAD_BYTES = 64 * 1024  # of requests that are not their turn; then no more of them are read
 _MAX_UNSENT_BYTES = 1024 * 1024  # per connection and direction; then its other end is not read from
 _MAX_UNSENT_BYTES_EVER = 32 * 1024 * 1024
 _HOOK_FAILED = "hook `%s` failed: the connection is closed"
@@ -103,6 +106,7 @@ class Handler(mode_servers.ProxyConnectionHandler):
         self._pending: set[asyncio.Task[None]] = set()
         self._received_early = 0
         self._heard = False
+        self._going_on: set[connection.Connection] = set()
         self._watch: asyncio.TimerHandle | None = None
 
     def watch(self) -> None:
@@ -188,6 +192,34 @@ class Handler(mode_servers.ProxyConnectionHandler):
             await super().server_event(event)
         self._progress.set()
 
+    async def handle_connection(self, connection: connection.Connection) -> None:
+        io = self.transports[connection]
+        io.reader = cast(asyncio.StreamReader, _InTurns(cast(asyncio.StreamReader, io.reader), self, connection))
+        await super().handle_connection(connection)
+
+    async def wakeup(self, request: commands.RequestWakeup) -> None:
+        if isinstance(request, NextTurn):
+            await self.take_turn()
+        await super().wakeup(request)
+
+    async def take_turn(self) -> None:
+        """Wait until the connection has rested and it is the attempt's turn."""
+        if (wait := connection_of(self.client).rests_until - time.monotonic()) > 0:
+            await asyncio.sleep(wait)
+        await attempt_of(self.client).turns.take()
+
+    async def until_read(self, connection: connection.Connection) -> None:
+        """Wait until all that was read of a connection has been looked at."""
+        while not self.ended and (connection in self._going_on or self._is_ahead(connection)):
+            await self._wait_for_progress()
+
+    def _is_ahead(self, of: connection.Connection) -> bool:
+        ahead = connection_of(self.client).ahead
+        return ahead is not None and of is self.client and ahead() > _MAX_AHEAD_BYTES
+
+    def note_turn(self, of: connection.Connection, *, waits: bool) -> None:
+        (self._going_on.add if waits else self._going_on.discard)(of)
+
     async def open_connection(self, command: commands.OpenConnection) -> None:
         if not self.ended:
             await super().open_connection(command)
@@ -215,6 +247,13 @@ class Handler(mode_servers.ProxyConnectionHandler):
                         await self._wait_for_progress()
         except TimeoutError:
             pass
+
+    def buffered_for_client(self) -> int:
+        """Bytes that wait in the client's transport."""
+        io = self.transports.get(self.client)
+        if io is None or io.writer is None:
+            return 0
+        return cast(asyncio.StreamWriter, io.writer).transport.get_write_buffer_size()
 
     async def _wait_for_progress(self) -> None:
         self._progress.clear()
@@ -263,6 +302,21 @@ class Handler(mode_servers.ProxyConnectionHandler):
         self._progress.set()
 
 
+class _InTurns:
+    """A connection's reader whose pieces come in the attempt's turn, and each when the last has been dealt with."""
+
+    def __init__(self, reader: asyncio.StreamReader, handler: Handler, connection: connection.Connection) -> None:
+        self._reader = reader
+        self._handler = handler
+        self._connection = connection
+
+    async def read(self, size: int) -> bytes:
+        await self._handler.until_read(self._connection)
+        data = await self._reader.read(size)
+        await self._handler.take_turn()
+        return data
+
+
 class Guard:
     """Stands before a connection's top layer: counts what crosses the upstream sockets, and runs the layers' hooks."""
 
@@ -288,6 +342,8 @@ class Guard:
                     self._handler.received_from_client(len(event.data))
                 else:
                     self._traffic.received += len(event.data)
+            elif isinstance(event, events.Wakeup) and isinstance(event.command, NextTurn):
+                self._handler.note_turn(event.command.connection, waits=False)
             for command in self._top.handle_event(event):
                 if isinstance(command, commands.StartHook):
                     if self._handler.start_hook(command) and command.blocking:
@@ -297,6 +353,8 @@ class Guard:
                     continue
                 if isinstance(command, commands.SendData) and command.connection is not self._client:
                     self._traffic.sent += len(command.data)
+                elif isinstance(command, NextTurn):
+                    self._handler.note_turn(command.connection, waits=True)
                 yield command
 
 
@@ -371,10 +429,11 @@ class AttemptServer(mode_servers.ServerInstance[AttemptMode]):
     async def _arrive(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         sock.setblocking(False)
-        reader = asyncio.StreamReader(loop=loop)
+        reader = asyncio.StreamReader(_READ_BYTES // 2, loop=loop)  # half of what it keeps before it stops reading
         protocol = asyncio.StreamReaderProtocol(reader, self.handle_stream, loop=loop)
         try:
-            await loop.connect_accepted_socket(lambda: protocol, sock)
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock)
+            cast(Any, transport).max_size = _READ_BYTES
         except OSError:
             sock.close()
 
@@ -417,6 +476,7 @@ class AttemptServer(mode_servers.ServerInstance[AttemptMode]):
             reset(writer)
             return
         attempt.connections[handler.client.id] = state
+        state.buffered = handler.buffered_for_client
         self._aborts[task] = handler.abort
         try:
             if protocol == "dns-tcp":
@@ -450,7 +510,8 @@ async def _serve_dns(
                 query = await reader.readexactly(size)
                 if wait := attempt.queries.take():
                     attempt.note_wait(attempt.queries, "DNS queries", state)
-                await asyncio.sleep(wait)  # also when it is 0: what has been read already is not waited for
+                    await asyncio.sleep(wait)
+                await attempt.turns.take()  # what has been read already is not waited for
                 response = answer(attempt, state, query)
                 if response is None:
                     return

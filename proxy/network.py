@@ -36,7 +36,11 @@ from proxy.destinations import (
     embedded_ipv4,
     parse_host,
 )
+from proxy.packages.reasons import PackageReason
+from proxy.packages.requests import RegistryGrant
 from proxy.paths import path_allowed, path_denied
+from proxy.reasons import PROXY_STATUS as PROXY_STATUS  # noqa: PLC0414 - this is where others look for it
+from proxy.reasons import Reason as Reason  # noqa: PLC0414 - the same
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 DEFAULT_PORTS = (80, 443)
@@ -76,50 +80,6 @@ class Verdict(StrEnum):
     DENY = "deny"
 
 
-class Reason(StrEnum):
-    """Why a decision fell as it did. Each denial maps to an RFC 9209 `Proxy-Status` error type in `PROXY_STATUS`."""
-
-    ALLOWED = "allowed"
-    NETWORK_OFF = "network_off"
-    HOST_DENIED = "host_denied"
-    HOST_NOT_ALLOWED = "host_not_allowed"
-    PORT_NOT_ALLOWED = "port_not_allowed"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    PATH_NOT_ALLOWED = "path_not_allowed"
-    BODY_NOT_ALLOWED = "body_not_allowed"
-    PROTOCOL_NOT_ALLOWED = "protocol_not_allowed"
-    ADDRESS_NOT_PUBLIC = "address_not_public"
-    SNI_MISSING = "sni_missing"
-    SNI_MISMATCH = "sni_mismatch"
-    HOST_MISMATCH = "host_mismatch"
-    MALFORMED_REQUEST = "malformed_request"
-    LIMIT_EXCEEDED = "limit_exceeded"
-    ATTEMPT_OVER = "attempt_over"
-    AUDIT_UNAVAILABLE = "audit_unavailable"
-    INTERNAL_ERROR = "internal_error"
-
-
-PROXY_STATUS: dict[Reason, str] = {
-    Reason.NETWORK_OFF: "http_request_denied",
-    Reason.HOST_DENIED: "http_request_denied",
-    Reason.HOST_NOT_ALLOWED: "http_request_denied",
-    Reason.PORT_NOT_ALLOWED: "http_request_denied",
-    Reason.METHOD_NOT_ALLOWED: "http_request_denied",
-    Reason.PATH_NOT_ALLOWED: "http_request_denied",
-    Reason.BODY_NOT_ALLOWED: "http_request_denied",
-    Reason.PROTOCOL_NOT_ALLOWED: "http_request_denied",
-    Reason.ADDRESS_NOT_PUBLIC: "destination_ip_prohibited",
-    Reason.SNI_MISSING: "http_request_denied",
-    Reason.SNI_MISMATCH: "http_request_denied",
-    Reason.HOST_MISMATCH: "http_request_denied",
-    Reason.MALFORMED_REQUEST: "http_request_error",
-    Reason.LIMIT_EXCEEDED: "connection_limit_reached",
-    Reason.ATTEMPT_OVER: "proxy_internal_response",
-    Reason.AUDIT_UNAVAILABLE: "proxy_internal_error",
-    Reason.INTERNAL_ERROR: "proxy_internal_error",
-}
-
-
 class RequestLayer(StrEnum):
     """Where a request is judged, in the order in which traffic meets the layers."""
 
@@ -127,8 +87,12 @@ class RequestLayer(StrEnum):
     CONNECT = "connect"  # CONNECT, SOCKS5, or a captured TCP connection: host and port are known
     TLS = "tls"
     HTTP = "http"
+    PACKAGE = "package"  # what a request to a registry asks for; judged by `proxy.packages`, after HTTP
     TCP = "tcp"
     DIAL = "dial"
+
+
+_SEEING_REQUESTS = (RequestLayer.HTTP, RequestLayer.PACKAGE)  # method, path and what else a request has
 
 
 class Protocol(StrEnum):
@@ -225,6 +189,7 @@ class Grant(_Frozen):
     private_addresses: tuple[PrivateAddress, ...] = ()
     passthrough: tuple[HostField, ...] = ()
     max_connections: Annotated[int, Field(ge=1)] = 256
+    packages: RegistryGrant | None = None  # of registries' hosts nothing passes that it doesn't allow, in any mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +199,8 @@ class Request:
     `host` is the destination: the name or address asked for, never what the payload claims. `claims` are the names
     that the payload carries (Host, `:authority`, absolute request target), each with the port it states, if any.
     `path` is the raw path, without the query. `overrides`: a header asks the server to take the request for one of
-    another method or path. `address` is set at the dial: one resolved address.
+    another method or path. `address` is set at the dial: one resolved address. `package`, as a package URL, and
+    `version` are what a request to a registry is about.
     """
 
     layer: RequestLayer
@@ -251,24 +217,34 @@ class Request:
     overrides: bool = False
     address: IPAddress | None = None
     address_class: AddressClass | None = None  # as an effect sees it (`own`); None: classify here
+    package: str | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A verdict with its reason, the rule that decided (None: no rule matched), and a sentence for people."""
+    """A verdict with its reason, the rule that decided (None: no rule matched), and a sentence for people.
+
+    `hint` says what to do, where more is known than the reason tells.
+    """
 
     verdict: Verdict
-    reason: Reason
+    reason: Reason | PackageReason
     rule: str | None
     detail: str
+    hint: str | None = None
 
     @property
     def allowed(self) -> bool:
         return self.verdict is Verdict.ALLOW
 
 
-def deny(reason: Reason, detail: str, rule: str | None = None) -> Decision:
-    return Decision(Verdict.DENY, reason, rule, detail)
+def deny(reason: Reason | PackageReason, detail: str, rule: str | None = None, hint: str | None = None) -> Decision:
+    return Decision(Verdict.DENY, reason, rule, detail, hint)
+
+
+def allow(detail: str, rule: str | None = None) -> Decision:
+    return Decision(Verdict.ALLOW, Reason.ALLOWED, rule, detail)
 
 
 def decide(grant: Grant, request: Request) -> Decision:
@@ -297,6 +273,9 @@ def decide(grant: Grant, request: Request) -> Decision:
         decision = _decide_layers(grant, host, request)
     if not decision.allowed:
         denials.append((_STAGES[decision.reason], decision))
+    if request.protocol is Protocol.TCP and (registry := registry_host(grant, request)) is not None:
+        detail = f"`{registry}` is a package registry, and is read over HTTP only"
+        denials.append((_PORT, deny(Reason.PROTOCOL_NOT_ALLOWED, detail, "packages")))
     if denials:
         return min(denials, key=lambda denial: denial[0])[1]
     if (mismatch := _disagreement(grant, host, request)) is not None:
@@ -311,8 +290,17 @@ def decide(grant: Grant, request: Request) -> Decision:
     return decision
 
 
+def registry_host(grant: Grant, request: Request) -> Host | None:
+    """The registry that a request is to, by its destination or by any name that it carries; None when it is to none."""
+    if grant.packages is None or isinstance(request.host, Unparsed):
+        return None
+    return next((name for name in _names(request.host, request) if grant.packages.covers(name)), None)
+
+
 def inspects(grant: Grant, host: Host, port: int) -> bool:
     """Whether TLS to this destination is opened. False only for passthrough hosts of which no rule judges requests."""
+    if grant.packages is not None and grant.packages.covers(host):
+        return True
     if not any(entry.covers(host) for entry in grant.passthrough):
         return True
     rules = [rule for layer in grant.layers for rule in layer.rules if _matches_port(grant, rule, host, port)]
@@ -353,7 +341,7 @@ def _denials(rules: tuple[Rule, ...], host: Host, request: Request) -> Iterable[
         if rule.ports is not None and (request.port is None or request.port not in rule.ports):
             continue
         if _judges_requests(rule) and request.protocol is not Protocol.TCP:
-            if request.layer is not RequestLayer.HTTP:
+            if request.layer not in _SEEING_REQUESTS:
                 continue
             if not request.overrides and not _could_be(rule, request):
                 continue
@@ -403,7 +391,7 @@ def _decide_layers(grant: Grant, host: Host, request: Request) -> Decision:
 
 
 _NAME, _PORT, _REQUEST = range(3)  # what a denial needs to be seen
-_STAGES = {
+_STAGES: dict[Reason | PackageReason, int] = {
     Reason.HOST_NOT_ALLOWED: _NAME,
     Reason.PORT_NOT_ALLOWED: _PORT,
     Reason.PROTOCOL_NOT_ALLOWED: _PORT,
@@ -440,7 +428,7 @@ def _refusal(grant: Grant, rule: Rule, host: Host, request: Request) -> Decision
         if request.protocol is Protocol.TCP:
             return deny(Reason.PROTOCOL_NOT_ALLOWED, f"raw TCP to `{host}` is not allowed, only HTTP", rule.id)
         return deny(Reason.PROTOCOL_NOT_ALLOWED, f"`{host}` is allowed for raw TCP, not for HTTP", rule.id)
-    if request.layer is not RequestLayer.HTTP:
+    if request.layer not in _SEEING_REQUESTS:
         return None
     if rule.methods is not None:
         allowed = ", ".join(rule.methods)

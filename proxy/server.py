@@ -30,6 +30,7 @@ from proxy.resolver import Lookup, PinnedLoop, Resolver, system_lookup
 
 logger = logging.getLogger(__name__)
 
+_SWITCH_SECONDS = 0.0005  # the loop serves everybody: pages that are read on threads meanwhile must not hold it up
 _CERTIFICATES_KEPT = 2000
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
@@ -50,8 +51,7 @@ class _Served:
         self.attempt.over = True
         for datagram in self.datagrams:
             datagram.close()
-        for server in self.servers:
-            await server._stop()
+        await asyncio.gather(*(server._stop() for server in self.servers))
 
 
 class Server:
@@ -68,17 +68,26 @@ class Server:
         self._mitmproxy = embedding.Embedding(config, self._resolver, _CERTIFICATES_KEPT)
 
     async def serve(self) -> None:
-        """Handle messages until the channel closes."""
+        """Handle messages until the channel closes. None waits for another: the end of an attempt may take a while."""
+        answering: set[asyncio.Task[None]] = set()
         try:
             while True:
-                message, fds = await self._link.receive()
-                await self._link.send(await self._handle(message, fds))
+                task = asyncio.create_task(self._answer(*await self._link.receive()), name="control message")
+                answering.add(task)
+                task.add_done_callback(answering.discard)
         except ChannelClosed:
             pass
         finally:
+            for task in answering:
+                task.cancel()
             for served in list(self._served.values()):
                 await served.stop()
+            self._mitmproxy.close()
             self._resolver.close()
+
+    async def _answer(self, message: Message, fds: list[int]) -> None:
+        with contextlib.suppress(ChannelClosed):  # `serve` learns of it as well
+            await self._link.send(await self._handle(message, fds))
 
     async def _handle(self, message: Message, fds: list[int]) -> Message:
         reply: Message = {"type": "reply", "id": message.get("id")}
@@ -89,6 +98,11 @@ class Server:
                     await self._attach(message, taken)
                 case "detach":
                     reply |= await self._detach(message)
+                case "facts":
+                    grant = Grant.model_validate_json(_json(message["grant"]))
+                    wanted = message["wanted"]
+                    assert isinstance(wanted, dict)
+                    reply["pages"] = self._mitmproxy.facts(grant, str(message["registry"]), wanted)
                 case other:
                     reply["error"] = f"`{other}` is not a message"
         except AuditUnavailable as error:
@@ -135,7 +149,9 @@ class Server:
         self._served[grant.attempt_id] = _Served(attempt, servers, datagrams, time.monotonic())
 
     async def _detach(self, message: Message) -> Message:
-        served = self._served.pop(str(message["attempt_id"]))
+        served = self._served.pop(str(message.get("attempt_id")), None)
+        if served is None:  # as when it could not be attached
+            return {"error": "no such attempt is attached"}
         await served.stop()
         attempt, grant = served.attempt, served.attempt.grant
         exit_code, duration = message["exit_code"], message["duration_seconds"]
@@ -226,6 +242,7 @@ def main(argv: list[str] | None = None, *, lookup: Lookup = system_lookup) -> No
     sock = socket.socket(fileno=int(arguments[0]))
     os.set_inheritable(sock.fileno(), False)
     _confine()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=PinnedLoop) as runner:
         runner.run(_run(sock, lookup))
     logging.shutdown()

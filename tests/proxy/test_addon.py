@@ -357,10 +357,38 @@ class TestDestinations:
             sock = attempt.tls(attempt.dial(peers.other.address, 443), "other.test")
             assert ask(sock, get("other.test")).status == 403
 
-    def test_after_a_denied_connect_the_connection_can_be_used(self, attempt: Attempt, peers: Peers) -> None:
-        sock = attempt.explicit()
-        assert ask(sock, b"CONNECT other.test:8443 HTTP/1.1\r\nHost: x\r\n\r\n", "CONNECT").status == 403
-        assert ask(sock, get("allowed.test", target="http://allowed.test/")).json["nonce"] == peers.allowed.nonce
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            b"CONNECT other.test:8443 HTTP/1.1\r\nHost: x\r\n\r\n",
+            get("other.test", target="http://other.test/"),
+            get("other.test", "Content-Length: 2", method="POST", target="http://other.test/") + b"hi",
+        ],
+    )
+    def test_after_a_denied_request_the_connection_ends(self, attempt: Attempt, peers: Peers, request_: bytes) -> None:
+        """A client that does not take the body would wait for it to end for ever. What was sent ahead goes nowhere."""
+        ahead = get("allowed.test", target="http://allowed.test/")
+        with peers.silence():
+            sock = attempt.explicit()
+            sock.sendall(request_ + ahead)
+            head, _, _ = read_to_end(sock).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 403 Blocked by sluicegate: ")
+        assert b"\r\nConnection: close" in head
+
+    def test_after_a_request_denied_inside_tls_the_connection_ends(self, attempt: Attempt) -> None:
+        sock = attempt.https("other.test")
+        sock.sendall(get("other.test"))
+        assert read_to_end(sock).startswith(b"HTTP/1.1 403 ")
+
+    def test_a_denial_over_http2_has_no_field_that_http2_forbids_and_the_connection_goes_on(
+        self, attempt: Attempt, peers: Peers
+    ) -> None:
+        client = Http2Client(attempt.https("h2.test", alpn=["h2"]))
+        for _ in range(2):
+            denied = client.get("other.test")
+            assert denied.status == 403
+            assert "connection" not in denied.headers
+        assert client.get("h2.test", "/echo").json["nonce"] == peers.h2.nonce
 
     @pytest.mark.parametrize(
         "host",

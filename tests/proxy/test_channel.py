@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy import channel
+from proxy import channel, memory_file
 from proxy.channel import Channel, ChannelClosed
 
 
@@ -108,7 +108,7 @@ class TestWhatIsNoMessage:
         os.close(writer)
 
     def test_a_memory_file_that_is_too_large_closes_it(self, ends: tuple[socket.socket, socket.socket]) -> None:
-        memory = os.memfd_create("large")
+        memory = memory_file.create("large")
         os.ftruncate(memory, 1 << 40)
         socket.send_fds(ends[0], [b"M"], [memory])
         os.close(memory)
@@ -150,6 +150,19 @@ class TestChannel:
             received = [(await two.receive())[0]["number"] for _ in range(count)]
             await writing
             assert received == list(range(count))
+
+        asyncio.run(talk())
+
+    def test_many_that_wait_to_send_are_all_served(self, ends: tuple[socket.socket, socket.socket]) -> None:
+        async def talk() -> None:
+            one, two = Channel(ends[0]), Channel(ends[1])
+            writing = [asyncio.create_task(one.send({"n": number, "text": "x" * 30_000})) for number in range(40)]
+            await asyncio.sleep(0)
+            assert not all(task.done() for task in writing), "the control: some wait"
+            async with asyncio.timeout(10):
+                received = [(await two.receive())[0]["n"] for _ in writing]
+                await asyncio.gather(*writing)
+            assert sorted(received, key=str) == sorted(range(40), key=str)
 
         asyncio.run(talk())
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from proxy import control
 from proxy.control import AttemptEnd, AttemptStart, Proxy, ProxyConfig, ProxyUnavailable
 from proxy.network import Mode
 from tests.proxy.rig import Peers, Rig, ask, get, grant, rule
@@ -74,9 +75,8 @@ class TestStarting:
 class TestRunning:
     def test_counts_come_with_the_end(self, rig: Rig, peers: Peers) -> None:
         attempt = rig.explicit(grant(rule("allowed.test"), hosts=peers.hosts))
-        sock = attempt.explicit()
         for name in ("allowed.test", "other.test", "other.test"):
-            ask(sock, get(name, target=f"http://{name}/"))
+            ask(attempt.explicit(), get(name, target=f"http://{name}/"))
         counts = attempt.end()
         assert (counts.allowed, counts.denied) == (1, 2)
         assert counts.destinations == [
@@ -150,4 +150,38 @@ class TestLosing:
                     await attaching
 
         own.call(work())
+        own.close()
+
+
+BUSY = """
+import time
+from proxy import server
+attach = server.Server._attach
+async def attach_after_much_work(self, message, fds):
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        pass
+    await attach(self, message, fds)
+server.Server._attach = attach_after_much_work
+server.main()
+"""
+
+
+class TestPatience:
+    """A proxy that is busy is waited for; one that hangs is ended."""
+
+    def test_a_busy_proxy_is_waited_for(self, directory: Path, peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(control, "_REPLY_SECONDS", 2.0)
+        own = Rig(directory / "busy", peers.ca_file, BUSY)
+        with own.explicit(grant(mode=Mode.BLOCK_ALL)) as attempt:
+            assert ask(attempt.explicit(), get("other.test", target="http://other.test/")).status == 403
+        own.close()
+
+    def test_one_that_hangs_is_ended(self, directory: Path, peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(control, "_REPLY_SECONDS", 2.0)
+        own = Rig(directory / "hanging", peers.ca_file)
+        os.kill(own.proxy.pid, signal.SIGSTOP)
+        with pytest.raises(ProxyUnavailable, match="took longer than 2 s to answer `attach`"):
+            own.explicit(grant(mode=Mode.BLOCK_ALL))
+        assert own.proxy.lost.is_set()
         own.close()

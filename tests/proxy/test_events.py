@@ -192,7 +192,15 @@ def test_a_time_is_iso_8601_in_utc_with_microseconds() -> None:
 
 def test_a_decision_event_says_what_was_asked_and_what_was_decided() -> None:
     grant = Grant(call_id="c", attempt_id="a", policy_name="team", policy_digest="abc", mode=Mode.BLOCK_ALL)
-    request = Request(RequestLayer.HTTP, observe_host("Example.COM"), 443, method="GET", path="/x?y")
+    request = Request(
+        RequestLayer.HTTP,
+        observe_host("Example.COM"),
+        443,
+        method="GET",
+        path="/x?y",
+        package="pkg:pypi/x",
+        version="1",
+    )
     fields = decision_event(
         grant, request, decide(grant, request), time=1.0, protocol="http", connection_id="7"
     ).to_json()
@@ -209,6 +217,8 @@ def test_a_decision_event_says_what_was_asked_and_what_was_decided() -> None:
         "sni": None,
         "method": "GET",
         "path": "/x",
+        "package": "pkg:pypi/x",
+        "version": "1",
         "address": None,
         "decision": "deny",
         "reason": "network_off",

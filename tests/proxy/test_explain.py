@@ -33,7 +33,7 @@ from proxy.network import Grant, Mode, Protocol, Reason, RequestLayer, Rule, Rul
     ],
 )
 def test_a_target_is_read_as_clients_read_it(text: str, scheme: str, host: str, port: int, path: str) -> None:
-    assert parse_target(text) == Target(scheme, parse_host(host), port, path)
+    assert parse_target(text) == Target(scheme, parse_host(host), port, path, has_query="?" in text)
 
 
 @pytest.mark.parametrize(

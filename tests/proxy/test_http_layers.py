@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import ssl
 import threading
@@ -23,6 +24,7 @@ from mitmproxy.proxy.context import Context
 
 from proxy.http_layers import MAX_HEAD_BYTES, Advice, GuardedHttp1
 from tests.proxy.rig import (
+    PATIENCE,
     Attempt,
     Http2Client,
     Peers,
@@ -117,6 +119,12 @@ class TestAmbiguousRequests:
             for sock in (attempt.https("allowed.test"), attempt.tunnel("allowed.test", 80)):
                 assert ask(sock, get("allowed.test", target=target)).code == "malformed_request"
 
+    def test_a_head_of_very_many_lines(self, attempt: Attempt, peers: Peers) -> None:
+        """What a line costs is more than what its bytes do."""
+        assert ask(attempt.https("allowed.test"), get("allowed.test", "/", *["a: b"] * 900)).status == 200
+        with peers.silence():
+            assert ask(attempt.https("allowed.test"), get("allowed.test", "/", *["a: b"] * 1001)).status == 400
+
     def test_a_head_that_does_not_end_is_refused_while_it_comes(self, attempt: Attempt, rig: Rig) -> None:
         with flat_memory(rig):
             sock = attempt.https("allowed.test")
@@ -132,13 +140,18 @@ class TestAmbiguousRequests:
             with pytest.raises((ConnectionError, ssl.SSLError)):
                 send_again_and_again(sock, b"a" * MIB)
 
-    def test_requests_sent_far_ahead_are_cut(self, attempt: Attempt, rig: Rig, peers: Peers) -> None:
+    def test_requests_sent_far_ahead_are_not_read(self, attempt: Attempt, rig: Rig, peers: Peers) -> None:
+        """They wait where they cost nothing, and the one before them is answered."""
         with flat_memory(rig), Http(peers.loop, peers.other.address, 2701) as server:
             sock = attempt.tunnel("own.test", 2701)
             sock.sendall(get("own.test:2701", "/hold"))
-            with pytest.raises(ConnectionError):
+            sock.settimeout(1)
+            with pytest.raises(TimeoutError):
                 send_again_and_again(sock, get("own.test:2701", "/" + "a" * 60_000) * 16)
             assert len(server.journal.requests) <= 1
+            server.release()
+            sock.settimeout(PATIENCE)
+            assert read_answer(sock).status == 200
 
     def test_a_broken_chunk_ends_the_request_upstream_too(self, attempt: Attempt, peers: Peers) -> None:
         peers.forget()
@@ -446,6 +459,45 @@ class TestHttp2Floods:
                 with contextlib.suppress(ConnectionError, ssl.SSLError, TimeoutError):
                     flood(client)
                 assert ask(attempt.https("allowed.test"), get("allowed.test")).status == 200
+
+
+class TestTurns:
+    """What is sent at once is dealt with bit by bit, and nothing of it is lost or mixed up."""
+
+    def test_requests_sent_at_once_are_answered_in_order(self, attempt: Attempt) -> None:
+        sock = attempt.https("allowed.test")
+        file = sock.makefile("rb")
+        sock.sendall(b"".join(get("allowed.test", f"/echo/{number}") for number in range(200)))
+        for number in range(200):
+            head = b"".join(iter(file.readline, b"\r\n"))
+            size = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+            assert json.loads(file.read(size))["target"] == f"/echo/{number}"
+
+    @pytest.mark.parametrize("size", [1, 7, 40_000])
+    def test_a_body_of_many_chunks_arrives_whole(self, attempt: Attempt, size: int) -> None:
+        sock = attempt.https("allowed.test")
+        count = 3000 if size < 100 else 20
+        sock.sendall(
+            get("allowed.test", "/up", "Transfer-Encoding: chunked", method="POST")
+            + b"%x\r\n%s\r\n" % (size, bytes(size)) * count
+            + b"0\r\n\r\n"
+            + get("allowed.test", "/after")
+        )
+        assert read_answer(sock).json["body_bytes"] == size * count
+        assert read_answer(sock).status == 200
+
+    def test_streams_opened_at_once_are_all_answered(self, attempt: Attempt) -> None:
+        client = Http2Client(attempt.https("h2.test", alpn=["h2"]))
+        streams = []
+        for _ in range(50):
+            stream = client.connection.get_next_available_stream_id()
+            client.connection.send_headers(stream, h2_headers("other.test"), end_stream=True)
+            streams.append(stream)
+        client.flush()
+        ended: set[int] = set()
+        while len(ended) < len(streams):
+            ended |= {event.stream_id for event in client.receive() if isinstance(event, h2.events.StreamEnded)}
+        assert ended == set(streams)
 
 
 class TestWebSockets:

@@ -28,7 +28,7 @@ from proxy.network import (
     inspects,
 )
 
-DNS, CONNECT, TLS, HTTP, TCP, DIAL = RequestLayer
+DNS, CONNECT, TLS, HTTP, PACKAGE, TCP, DIAL = RequestLayer
 
 
 def grant(mode: Mode = Mode.NAMED, *, allow: list[dict[str, Any]] | None = None, **fields: Any) -> Grant:

@@ -30,6 +30,7 @@ def test_a_refusal_names_reason_host_policy_and_what_to_do(reason: Reason) -> No
     assert f"error={PROXY_STATUS[reason]}" in response.headers["proxy-status"]
     assert response.headers["cache-control"] == "no-store"
     assert reason.value in response.reason
+    assert response.headers["connection"] == "close"
 
 
 @given(st.text(max_size=500), st.text(max_size=500))
@@ -60,6 +61,8 @@ def test_a_failure_is_told_from_a_denial(code: str, status_type: str) -> None:
     assert (response.status_code, body["code"], body["reason"]) == (502, code, "why")
     assert f"error={status_type}" in response.headers["proxy-status"]
     assert "x-sluicegate-reason" not in response.headers
+    assert response.reason == f"Allowed by sluicegate, but failed: {code}: why"
+    assert response.headers["connection"] == "close"
 
 
 def test_after_a_malformed_request_the_connection_ends() -> None:

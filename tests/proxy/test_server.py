@@ -172,6 +172,16 @@ class TestNonsense:
             assert "attached already" in str(raw.request(attach(once), [listener.fileno()])["error"])
         assert raw.open_files() == before
 
+    def test_the_end_of_what_was_never_attached_is_no_fault(self, raw: Raw) -> None:
+        """So it is after an attempt that could not be attached."""
+        assert raw.request(attach(None))["error"]
+        assert raw.request(GARBAGE["the end of an unknown attempt"])["error"] == "no such attempt is attached"
+        raw.sock.close()
+        raw.process.wait(PATIENCE)
+        assert raw.process.stderr is not None
+        told = raw.process.stderr.read()
+        assert told.count(b"Traceback") == 1, "of the attempt that could not be attached"
+
     def test_bytes_that_are_no_message_end_it(self, raw: Raw) -> None:
         raw.sock.send(b"Jnonsense")
         assert raw.process.wait(PATIENCE) == 0

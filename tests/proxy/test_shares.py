@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.shares import Share
+from proxy.shares import Share, Turns
 
 
 class Clock:
@@ -57,3 +60,50 @@ def test_it_is_told_once_for_each_burst() -> None:
                 share.take()
         clock.now += 1
     assert told == [True, False, False, False] * 3
+
+
+def test_each_turn_of_the_loop_is_for_one_and_they_come_in_order() -> None:
+    """And another, that is not of the attempt, has its own in between."""
+    seen: list[int | str] = []
+
+    async def work(turns: Turns, number: int) -> None:
+        for _ in range(3):
+            await turns.take()
+            seen.append(number)
+            await asyncio.sleep(0)  # who has had a turn comes after those who wait already
+
+    async def main() -> None:
+        turns = Turns()
+        at_work = asyncio.gather(*(work(turns, number) for number in range(4)))
+        while not at_work.done():
+            seen.append("another")
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    numbers = [one for one in seen if one != "another"]
+    assert sorted(numbers[:4], key=str) == [0, 1, 2, 3]
+    assert len(numbers) == 12
+    assert all("another" in (before, after) for before, after in itertools.pairwise(seen))
+
+
+def test_nobody_waits_for_a_turn_that_is_free() -> None:
+    async def main() -> bool:
+        turn = asyncio.ensure_future(Turns().take())
+        await asyncio.sleep(0)
+        return turn.done()
+
+    assert asyncio.run(main())
+
+
+def test_who_gives_up_waiting_holds_up_nobody() -> None:
+    async def main() -> None:
+        turns = Turns()
+        await turns.take()
+        waiting = [asyncio.ensure_future(turns.take()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        async with asyncio.timeout(5):
+            await asyncio.wait(waiting)
+            await turns.take()
+
+    asyncio.run(main())

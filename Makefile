@@ -1,5 +1,5 @@
 # `make run` and `make test` set up what they need; nothing has to be run before them.
-.PHONY: setup run test test-all check bench lock clean
+.PHONY: setup run test test-all registries check bench lock clean
 .DELETE_ON_ERROR:
 
 BIN := .venv/bin
@@ -21,8 +21,12 @@ run: $(STAMP)
 test: $(STAMP)
 	@$(PYTEST) -m "not slow"
 
-test-all: $(STAMP)
+test-all: registries
 	@$(PYTEST)
+
+# Packages from the real registries, which the tests in their closed world do not reach.
+registries: $(STAMP)
+	@$(BIN)/python tools/registries.py
 
 check: $(STAMP)
 	$(BIN)/ruff check .

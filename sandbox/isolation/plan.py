@@ -11,9 +11,12 @@ from typing import cast
 
 WORKSPACE = "/workspace"
 PACKAGES = "/opt/packages"
+NODE_MODULES = "/node_modules"  # found from everywhere, by `require` and by `import` of ES modules alike
+UV = "/opt/uv"  # in the sandboxes of preparations
 INIT = "/run/init.pyc"  # in the skeleton, as is the next
 GATE = "/run/gate.cjs"
 NODE_COMMANDS = "/run/bin"
+PYTHON_COMMANDS = "/run/python"
 SANDBOX_UID = 1000
 SANDBOX_GID = 1000
 MIB = 1024 * 1024

@@ -9,14 +9,29 @@ import contextlib
 import importlib.util
 import marshal
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.roots import host_ca_bundle
 from sandbox.isolation import init
-from sandbox.isolation.plan import GATE, INIT, NODE_COMMANDS, PACKAGES, SANDBOX_GID, SANDBOX_UID, WORKSPACE, ReadOnly
+from sandbox.isolation.plan import (
+    GATE,
+    INIT,
+    NODE_COMMANDS,
+    NODE_MODULES,
+    PACKAGES,
+    PYTHON_COMMANDS,
+    SANDBOX_GID,
+    SANDBOX_UID,
+    UV,
+    WORKSPACE,
+    ReadOnly,
+)
 
-_MOUNT_POINTS = ("usr", "proc", "dev", "tmp", "run", "opt/python", "opt/node", PACKAGES[1:], WORKSPACE[1:])
+_MOUNT_POINTS = (
+    "usr", "proc", "dev", "tmp", "run", "opt/python", "opt/node", NODE_MODULES[1:], PACKAGES[1:], WORKSPACE[1:],
+)  # fmt: skip
 SYSTEM_DIRECTORIES = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr where that is merged
 _COPIED = ("ld.so.cache", "protocols", "services", "mime.types", "os-release")  # say nothing of the host but its kind
 
@@ -26,6 +41,10 @@ _NODE_LINKS = {
     "npm": "/opt/node/lib/node_modules/npm/bin/npm-cli.js",
     "npx": "/opt/node/lib/node_modules/npm/bin/npx-cli.js",
 }
+
+# An interpreter's own `pip` names the place where it was installed, which is another one in here.
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+_PIP = f'#!/bin/sh\nexec python{_PYTHON} -m pip "$@"\n'
 
 _ETC = {
     "passwd": f"sandbox:x:{SANDBOX_UID}:{SANDBOX_GID}:sandbox:{WORKSPACE}:/bin/sh\n"
@@ -61,7 +80,9 @@ def gather(authority_certificate: str | None) -> Skeleton:
     files["etc/ssl/certs/ca-certificates.crt"] = (_public_roots() + own).encode()
     files["etc/ssl/certs/sluicegate-ca.pem"] = own.encode()
     files[INIT.lstrip("/")] = _init_bytecode()
+    files[UV.lstrip("/")] = b""  # a mount point
     files[GATE.lstrip("/")] = Path(__file__).with_name("gate.cjs").read_bytes()
+    files |= {f"{PYTHON_COMMANDS.lstrip('/')}/{name}": _PIP.encode() for name in ("pip", "pip3", f"pip{_PYTHON}")}
     links = {
         "etc/ssl/cert.pem": "certs/ca-certificates.crt",
         "etc/pki/tls/certs/ca-bundle.crt": "/etc/ssl/certs/ca-certificates.crt",
@@ -91,7 +112,7 @@ def write(skeleton: Skeleton, root: Path) -> None:
         (root / name).mkdir(parents=True, exist_ok=True)
     for name, data in skeleton.files.items():
         (root / name).write_bytes(data)
-        (root / name).chmod(0o644)
+        (root / name).chmod(0o755 if data.startswith(b"#!") else 0o644)
     for name, target in skeleton.links.items():
         (root / name).symlink_to(target)
     for directory, _, _ in os.walk(root):

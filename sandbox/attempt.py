@@ -42,6 +42,7 @@ class Verdict:
 
 
 _KILL_SECONDS = 10.0  # a kill takes milliseconds
+_DRAIN_SECONDS = 1.0  # what a pipe holds takes microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,10 @@ class AttemptSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """All that was observed of one attempt. Times are seconds since the epoch."""
+    """All that was observed of one attempt. Times are seconds since the epoch.
+
+    `begun` is false where it is certain that nothing of the code ran.
+    """
 
     attempt_id: str
     started_at: float
@@ -69,17 +73,22 @@ class AttemptOutcome:
     evidence: Evidence
     memory_method: str | None
     network: NetworkCounts = field(default_factory=NetworkCounts)
+    begun: bool = True
 
 
 class Attempt:
     """One attempt, from its start on: what it writes can be read at any time, and it can be cancelled at any time."""
 
-    def __init__(self, spec: AttemptSpec, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None) -> None:
+    def __init__(
+        self, spec: AttemptSpec, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None, *,
+        max_stdout_chars: int = MAX_STDOUT_CHARS,
+    ) -> None:  # fmt: skip
         self._spec = spec
         self._started = time.time()
         self._cancelled = asyncio.Event()
+        self.begun = False
         self._collector = Collector(
-            MAX_STDOUT_CHARS, MAX_STDERR_CHARS, max_bytes=spec.max_output_bytes, stdout_sink=stdout_sink,
+            max_stdout_chars, MAX_STDERR_CHARS, max_bytes=spec.max_output_bytes, stdout_sink=stdout_sink,
             stderr_sink=stderr_sink,
         )  # fmt: skip
 
@@ -96,7 +105,7 @@ class Attempt:
         evidence = _evidence(self._spec, ending or Ending(), output.bytes)
         return AttemptOutcome(
             self._spec.grant.attempt_id, self._started, time.time(), verdict, output, evidence, memory_method,
-            network or NetworkCounts(),
+            network or NetworkCounts(), self.begun,
         )  # fmt: skip
 
     async def run(self, pool: WarmPool, proxy: Proxy) -> AttemptOutcome:
@@ -113,9 +122,15 @@ class Attempt:
             await proxy.attach(spec.grant, sandbox.listeners, AttemptStart(spec.language, spec.domains))
             sandbox.close_listeners()
             collecting = asyncio.create_task(self._collector.collect(sandbox.stdout, sandbox.stderr))
+            self.begun = True  # as far as anyone can tell until its ending is known
             await sandbox.release()
             ending = await self._watch(sandbox, launcher, proxy)
-            await collecting
+            self.begun = ending.released or launcher.lost.is_set()
+            # Whatever could write has ended. That its pipes have is up to the kernel's collector where the code had
+            # sent their ends to itself.
+            await asyncio.wait({collecting}, timeout=_DRAIN_SECONDS)
+            if collecting.done():
+                collecting.result()
             if launcher.lost.is_set() and ending.failure is not None:
                 raise IsolationUnavailable(ending.failure)
             verdict = classify(ending, spec)
@@ -186,11 +201,11 @@ def _full_disk(full: FullFilesystem) -> FullDisk:
 
 def classify(ending: Ending, spec: AttemptSpec) -> Verdict:
     """The verdict that the evidence proves: our own kill first, then the kernel's counters, then the wait status."""
-    memory = f"more than {spec.plan.memory_bytes // MIB} MiB of memory"
+    memory = f"more than {spec.plan.memory_bytes // MIB} MiB of memory; a call may ask for more with `memory_mib`"
     match ending.killed_by_us:
         case KillReason.TIMEOUT:
-            text = f"the program was still running after {spec.wall_seconds:g} s"
-            return Verdict(Status.TIMEOUT, Cause.WALL_CLOCK, f"{text}, and was ended with all that it had started")
+            text = f"the program was still running after {spec.wall_seconds:g} s, and was ended with all that it had"
+            return Verdict(Status.TIMEOUT, Cause.WALL_CLOCK, f"{text} started; a call may ask for more with `timeout`")
         case KillReason.MEMORY:
             return Verdict(Status.KILLED, Cause.MEMORY, f"the program and all that it had started used {memory}")
         case KillReason.OUTPUT:
@@ -216,7 +231,7 @@ def classify(ending: Ending, spec: AttemptSpec) -> Verdict:
 
 def _failed_by_itself(ending: Ending) -> Verdict:
     """A program that ended by itself, and not well: what it had run into, where that can be shown."""
-    how = f"exited with {ending.exit_code}" if ending.signal is None else f"was ended by signal {ending.signal}"
+    how = f"exited with {ending.exit_code}" if ending.signal is None else f"was ended by {_signal_name(ending.signal)}"
     cause = Cause.EXIT if ending.signal is None else Cause.SIGNAL
     why = ""
     if ending.full_filesystems:
@@ -227,6 +242,13 @@ def _failed_by_itself(ending: Ending) -> Verdict:
         cause = Cause.PIDS
         why = f"; it was at its limit of {ending.pids_limit} processes and threads {ending.pids_limit_hits} times"
     return Verdict(Status.ERROR, cause, f"the program {how}{why}", ending.exit_code, ending.signal)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # a real-time one
+        return f"signal {number}"
 
 
 def _capacity(full: FullFilesystem) -> str:

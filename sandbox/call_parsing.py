@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from sandbox.contract import DOMAINS_WITHOUT_NETWORK, CodeCall, InvalidCall, specifier_fault
 
 _MAX_STEP_CHARS = 80
+_MAX_PROBLEMS = 100
 _NO_CHARACTER = "it has a lone surrogate, which is no character"
 
 
@@ -29,10 +30,18 @@ def parse_call(data: object) -> CodeCall:
             if path != "call" or problem["type"] != "value_error":  # else it is about fields together: see below
                 problems.setdefault(path, _said(problem["type"], problem["msg"], problem.get("ctx")))
         problems = dict(_disagreements(readable)) | problems
-        raise InvalidCall([f"{path}: {text}" for path, text in problems.items()]) from error
+        raise _invalid(problems) from error
     if problems:
-        raise InvalidCall([f"{path}: {text}" for path, text in problems.items()])
+        raise _invalid(problems)
     return call
+
+
+def _invalid(problems: Mapping[str, str]) -> InvalidCall:
+    """All of them, but for a call that is nothing else: what is answered must not be larger than what was asked."""
+    told = [f"{path}: {text}" for path, text in problems.items()]
+    if len(told) > _MAX_PROBLEMS:
+        told[_MAX_PROBLEMS:] = [f"call: it has {len(told) - _MAX_PROBLEMS} faults more"]
+    return InvalidCall(told)
 
 
 def _step(step: str | int) -> str:

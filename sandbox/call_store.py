@@ -11,15 +11,18 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
     URL,
     Column,
+    ColumnElement,
     Connection,
     Engine,
     Float,
@@ -36,13 +39,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from proxy.directories import make_private
 from sandbox.contract import ToolResult
 from sandbox.ledger import Entry, LedgerUnavailable, State
 
 _FILE = "calls.sqlite"
 _LOCKS = "executors"
 _MAX_BYTES = 1024 * 1024 * 1024
-_BUSY_SECONDS = 10.0
+_BUSY_SECONDS = 2.0
 _SCHEMA_VERSION = 1
 
 _metadata = MetaData()
@@ -71,10 +75,14 @@ class CallStore:
         self._keep_seconds = keep_seconds
         self.executor = secrets.token_hex(8)
         with self._explained():
-            (directory / _LOCKS).mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(directory / _LOCKS)
+            _check_private(directory)
             self._lock = _locked(self._lock_path(self.executor))
             path = directory / _FILE
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would use the umask
+            # SQLite would use the umask. Only where it is missing: to close any descriptor of a database drops every
+            # lock that this process has on it, also those of another executor in it.
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             self._engine = _engine(path)
         try:
             self._prepare()
@@ -155,18 +163,33 @@ class CallStore:
             values = {"state": State.ANSWERED, "ended_at": time.time(), "result": packed}
             connection.execute(update(_calls).where(this).values(values))
 
-    def entries(self) -> list[Entry]:
-        """All calls, oldest first."""
+    def lose(self, call_id: str, *, begun: bool) -> None:
+        """Close a call that is open: of one whose code may have begun, nobody knows how far it came."""
         with self._begun() as connection:
-            return [_entry(row) for row in connection.execute(select(_calls).order_by(_calls.c.started_at))]
+            self._lose(connection, _calls.c.call_id == call_id, begun=begun)
+
+    def forget(self, key: str) -> bool:
+        """Drop the call with this key, unless it runs."""
+        with self._begun() as connection:
+            ended = delete(_calls).where(_calls.c.idempotency_key == key, _calls.c.state != State.RUNNING)
+            return connection.execute(ended).rowcount > 0
+
+    def entries(self) -> list[Entry]:
+        """All calls, oldest first. One that runs and whose executor has gone is told as lost, and stays as it is."""
+        with self._begun() as connection:
+            found = [_entry(row) for row in connection.execute(select(_calls).order_by(_calls.c.started_at))]
+        running = {entry.executor for entry in found if entry.state is State.RUNNING}
+        gone = {executor for executor in running if self._is_gone(executor)}
+        return [
+            replace(entry, state=State.LOST) if entry.state is State.RUNNING and entry.executor in gone else entry
+            for entry in found
+        ]
 
     def close(self) -> None:
         """Give it back. What runs is forgotten, or lost if it has a key."""
         try:
             with self._begun() as connection:
-                mine = _calls.c.executor == self.executor, _calls.c.state == State.RUNNING
-                connection.execute(delete(_calls).where(*mine, _calls.c.idempotency_key.is_(None)))
-                connection.execute(update(_calls).where(*mine).values(state=State.LOST, ended_at=time.time()))
+                self._lose(connection, _calls.c.executor == self.executor, begun=True)
         finally:
             self._engine.dispose()
             self._unlock()
@@ -174,6 +197,11 @@ class CallStore:
     def _unlock(self) -> None:
         self._lock_path(self.executor).unlink(missing_ok=True)
         os.close(self._lock)
+
+    def _lose(self, connection: Connection, which: ColumnElement[bool], *, begun: bool) -> None:
+        open_ = which & (_calls.c.state == State.RUNNING)
+        connection.execute(delete(_calls).where(open_, _calls.c.idempotency_key.is_(None) | (not begun)))
+        connection.execute(update(_calls).where(open_).values(state=State.LOST, ended_at=time.time()))
 
     def _forget_expired(self, connection: Connection) -> None:
         if self._keep_seconds is None:
@@ -202,6 +230,13 @@ class CallStore:
             return True
         finally:
             os.close(lock)
+
+
+def _check_private(directory: Path) -> None:
+    """Whoever else could write there could plant answers."""
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise ValueError("it is not a directory of this user's alone; hint: remove it, or `chmod 700` it")
 
 
 def _locked(path: Path) -> int:
@@ -241,7 +276,11 @@ def _size(connection: Connection) -> int:
 
 
 def _entry(row: Any) -> Entry:
-    result = None if row.result is None else ToolResult.model_validate_json(zlib.decompress(row.result))
+    """One row. An answer that cannot be read any more is none: nobody can say what the call came to."""
+    result = None
+    if row.result is not None:
+        with contextlib.suppress(ValueError, zlib.error):
+            result = ToolResult.model_validate_json(zlib.decompress(row.result))
     return Entry(
         row.call_id, row.executor, row.idempotency_key, row.request, State(row.state), row.started_at, row.ended_at,
         result,

@@ -6,7 +6,8 @@ Owns: that a call is answered once. Must not: know what is done to answer it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import inspect
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from sandbox.attempt import Attempt, AttemptOutcome, Sink
@@ -14,15 +15,26 @@ from sandbox.contract import ToolResult
 
 
 class RunningCall:
-    """The caller's handle. The sinks see the bytes of each attempt's output as they come."""
+    """The caller's handle. The sinks see the bytes of each attempt's output as they come.
 
-    def __init__(self, call_id: str, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None) -> None:
+    `progress` is told what the preparation of packages is at.
+    """
+
+    def __init__(
+        self, call_id: str, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Raises `TypeError` for a sink that is a coroutine function: nobody would await it."""
+        for sink in (stdout_sink, stderr_sink, progress):
+            if inspect.iscoroutinefunction(sink):
+                raise TypeError("a sink is a plain function of bytes: it is called as output comes, and must not block")
         self.call_id = call_id
-        self.stdout_sink, self.stderr_sink = stdout_sink, stderr_sink
+        self.stdout_sink, self.stderr_sink, self.progress = stdout_sink, stderr_sink, progress
         self.outcomes: list[AttemptOutcome] = []
         self.attempt: Attempt | None = None
         self.cancelled = asyncio.Event()
         self.settled = asyncio.Event()
+        self.given: ToolResult | None = None
         self._answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
 
     async def result(self) -> ToolResult:
@@ -44,6 +56,11 @@ class RunningCall:
             attempt.cancel()
         return attempt
 
+    @property
+    def may_have_begun(self) -> bool:
+        """Whether the call's code may have run, however little of it: what must not run again under its key."""
+        return any(outcome.begun for outcome in self.outcomes) or (self.attempt is not None and self.attempt.begun)
+
     def add(self, outcome: AttemptOutcome) -> None:
         """The attempt that was followed has ended so."""
         self.attempt = None
@@ -64,6 +81,7 @@ class RunningCall:
     def answer(self, result: ToolResult) -> None:
         """Give the answer. The first one counts."""
         if not self._answer.done():
+            self.given = result
             self._answer.set_result(result)
 
     def fail(self, error: BaseException) -> None:

@@ -99,6 +99,17 @@ class Ledger:
         packed = None if answer is None else answer.model_dump_json().encode()
         await self._do(lambda: self._opened.end(call_id, packed))
 
+    async def lose(self, call_id: str, *, begun: bool) -> None:
+        """Close a call that is still open: lost if its code may have begun and it has a key, else forgotten.
+
+        Raises `LedgerUnavailable`.
+        """
+        await self._do(lambda: self._opened.lose(call_id, begun=begun))
+
+    async def forget(self, key: str) -> bool:
+        """Drop what is kept under an idempotency key. False if nothing is, or its call runs. Raises as above."""
+        return await self._do(lambda: self._opened.forget(key))
+
     async def entries(self) -> list[Entry]:
         """All that is in it, oldest first. Raises `LedgerUnavailable`."""
         return await self._do(self._opened.entries)

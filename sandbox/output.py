@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+_log = logging.getLogger("sluicegate")
 _READ_BYTES = 64 * 1024  # a pipe's default capacity
 _READS_PER_TURN = 8  # then the event loop goes round: an endless stream must not starve it
 
@@ -58,16 +60,24 @@ class _Recorder:
         self.bytes = 0
 
     def add(self, data: bytes, *, final: bool = False) -> None:
-        """Raises whatever the sink raises."""
         self.bytes += len(data)
+        if self._cap:
+            self._keep(data, final)
+        if data and self._sink is not None:
+            try:
+                self._sink(data)
+            except Exception:  # noqa: BLE001 - the caller's own code
+                # Somebody who listens no more is no reason to lose the result.
+                self._sink = None
+                _log.exception("a sink of output failed, and is given no more")
+
+    def _keep(self, data: bytes, final: bool) -> None:
         text = self._decode(data, final)
         self._chars += len(text)
         if text and self._kept < self._cap:
             part = text[: self._cap - self._kept]
             self._kept += len(part)
             self._parts.append(part)
-        if data and self._sink is not None:
-            self._sink(data)
 
     def stream(self) -> Stream:
         return Stream("".join(self._parts), self._chars, self.bytes, self._chars > self._kept, self._replaced)
@@ -86,6 +96,9 @@ class _Recorder:
 class Collector:
     """Collects one attempt's output. A sink gets the bytes of its stream as they come; it must not block.
 
+    A sink that raises is logged, and gets no more; what it was to see is collected all the same.
+
+    A stream of which no character is to be kept may be no text: its bytes alone are counted.
     `flooded` is set once both streams together have brought more than `max_bytes`; they are read on all the same.
     """
 
@@ -104,10 +117,7 @@ class Collector:
         self.flooded = asyncio.Event()
 
     async def collect(self, stdout: int, stderr: int) -> None:
-        """Read both to their ends. The descriptors are non-blocking and remain the caller's.
-
-        Raises what a sink raises, after which neither stream is read any more.
-        """
+        """Read both to their ends. The descriptors are non-blocking and remain the caller's."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_read(stdout, self._stdout, self._count))
             tasks.create_task(_read(stderr, self._stderr, self._count))
@@ -137,7 +147,7 @@ async def _read(fd: int, recorder: _Recorder, after_each: Callable[[], None]) ->
                     return
         except BlockingIOError:
             pass
-        except BaseException as error:  # noqa: BLE001 - a sink's: it belongs to whoever awaits
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever awaits
             loop.remove_reader(fd)
             if not ended.done():
                 ended.set_exception(error)

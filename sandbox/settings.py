@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox.state import state_dir
+from sandbox.state import InvalidSettings, state_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +29,14 @@ class Settings:
     max_waiting: int = 1000
     warm_sandboxes: int = 1
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+
+    def __post_init__(self) -> None:
+        """Raises `InvalidSettings`."""
+        for name, lowest in (("max_concurrency", 1), ("max_waiting", 0), ("warm_sandboxes", 0), ("threads", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+                raise InvalidSettings(f"`{name}` is `{value!a}`\nhint: give a whole number from {lowest} on")
+        for name in ("state_dir", "audit_log", "python_packages"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Path):
+                raise InvalidSettings(f"`{name}` is `{value!a}`\nhint: give a `pathlib.Path`")

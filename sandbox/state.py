@@ -1,6 +1,6 @@
 """Where things lie: the directory of what this host keeps between runs, and the policies that came with the program.
 
-Owns: these paths. Must not: make or open anything.
+Owns: these paths. Must not: know what lies in them.
 """
 
 from __future__ import annotations

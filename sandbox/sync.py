@@ -13,10 +13,27 @@ from types import TracebackType
 from typing import Any, Self
 
 from sandbox.attempt import Sink
+from sandbox.calls import RunningCall
 from sandbox.contract import CodeCall, ToolResult
 from sandbox.executor import Executor
 from sandbox.policy_file import LoadedPolicy
 from sandbox.settings import Settings
+
+
+class SyncRunningCall:
+    """The handle of a call, for any thread."""
+
+    def __init__(self, executor: SyncExecutor, running: RunningCall) -> None:
+        self._executor, self._running = executor, running
+        self.call_id = running.call_id
+
+    def result(self, timeout: float | None = None) -> ToolResult:
+        """Wait for the answer. Raises `TimeoutError` after `timeout` seconds, which doesn't end the call."""
+        return self._executor._wait(self._running.result(), timeout)
+
+    def cancel(self) -> None:
+        """End the call, at whatever stage it is: the answer says so."""
+        self._executor.cancel(self.call_id)
 
 
 class SyncExecutor:
@@ -58,21 +75,36 @@ class SyncExecutor:
         """See `Executor.run`. The sinks are called in the executor's thread. An interrupt ends the call."""
         return self._wait(self.executor.run(call, stdout_sink, stderr_sink))
 
+    def submit(
+        self, call: CodeCall, *, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None
+    ) -> SyncRunningCall:
+        """Start a call and return its handle at once. See `Executor.submit`."""
+
+        async def submit() -> RunningCall:
+            return self.executor.submit(call, stdout_sink, stderr_sink)
+
+        return SyncRunningCall(self, self._wait(submit()))
+
     def cancel(self, call_id: str) -> bool:
         """See `Executor.cancel`."""
 
         async def cancel() -> bool:
             return self.executor.cancel(call_id)
 
+        if threading.current_thread() is self._thread:  # in a sink
+            return self.executor.cancel(call_id)
         return self._wait(cancel())
 
-    def _wait[T](self, work: Coroutine[Any, Any, T]) -> T:
+    def _wait[T](self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         if self._loop is None:
             work.close()
             raise RuntimeError("a `SyncExecutor` is used inside its `with` statement")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a sink runs in the executor's own thread, which cannot wait for itself")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result()
+            return future.result(timeout)
         except BaseException:
             future.cancel()  # an interrupt of the waiting thread; else it has ended
             raise

@@ -275,10 +275,12 @@ def test_a_bwrap_that_dies_after_the_program_takes_nothing_of_its_answer(start: 
     call = executor.start(STEPS)
     call.says("\n")
     launcher, outer, process = executor.launcher, bwrap(executor), program(executor)
+    first = process.parent()
+    assert first is not None
     outer.suspend()
     process.send_signal(signal.SIGUSR1)
     call.says("end")
-    until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "the program has ended")
+    until(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE, "pid 1 has reported and ended")
     outer.kill()
     result = call.result()
     assert (result.status, codes(result)) == (Status.SUCCESS, ["exit"]), result

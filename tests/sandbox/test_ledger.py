@@ -186,6 +186,46 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
         os.umask(before)
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_directory_that_others_may_write_is_no_ledger(tmp_path: Path, mode: int) -> None:
+    """Who can write there could plant answers."""
+    directory = tmp_path / "calls"
+    directory.mkdir()
+    directory.chmod(mode)
+
+    async def use() -> None:
+        async with opened(directory):
+            pytest.fail("it was opened")
+
+    with pytest.raises(LedgerUnavailable, match="this user's alone"):
+        asyncio.run(use())
+
+
+def test_an_answer_that_cannot_be_read_any_more_is_none_and_hides_no_other(tmp_path: Path) -> None:
+    """Its call is not run again, and the others are shown."""
+    directory = tmp_path / "calls"
+    other = CALL.model_copy(update={"idempotency_key": "other"})
+
+    async def use() -> None:
+        async with opened(directory) as ledger:
+            for number, call in enumerate((CALL, other)):
+                await ledger.begin(f"call-{number}", call)
+                await ledger.end(f"call-{number}", ANSWER)
+        with sqlite3.connect(directory / "calls.sqlite") as database:
+            database.execute("UPDATE calls SET result = x'00' WHERE call_id = 'call-0'")
+        database.close()
+        async with opened(directory) as ledger:
+            assert [entry.result for entry in await ledger.entries()] == [None, ANSWER]
+            entry = await ledger.begin("call-2", CALL)
+            assert entry is not None
+            assert (entry.state, entry.result) == (State.ANSWERED, None)
+            assert await ledger.forget("key")
+            assert not await ledger.forget("key")
+            assert await ledger.begin("call-3", CALL) is None
+
+    asyncio.run(use())
+
+
 def test_a_file_that_is_no_ledger_is_an_error_that_names_it(tmp_path: Path) -> None:
     """Damaged, of a later version, or in the way: said, and nothing of it is changed."""
     directory = tmp_path / "calls"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import marshal
 import os
 import socket
@@ -19,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, cast
 
-from proxy import channel
+from proxy import channel, memory_file
 from proxy.channel import Channel, ChannelClosed, Message
 from sandbox.isolation import cgroups
 from sandbox.isolation.plan import PACKAGES, LaunchPlan, without_call
@@ -120,7 +119,6 @@ class Ending:
     released: bool = False
 
 
-_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _ENDED_WITH_LAUNCHER = Ending(failure="the launcher was lost")
 
 
@@ -162,7 +160,7 @@ class Sandbox:
             self._payload = -1
             file.write(data)
             file.flush()
-            fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+            memory_file.seal(file.fileno())
 
     async def release(self) -> None:
         """Start what was loaded. Raises `IsolationUnavailable` if the launcher is lost."""
@@ -278,7 +276,7 @@ class Launcher:
 
     async def prepare(self, plan: LaunchPlan) -> Sandbox:
         """Prepare a sandbox that waits for what it will run. Raises `IsolationUnavailable`."""
-        payload = os.memfd_create("sluicegate-payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        payload = memory_file.create("sluicegate-payload")
         stdout, stdout_w = os.pipe2(os.O_CLOEXEC)
         stderr, stderr_w = os.pipe2(os.O_CLOEXEC)
         for fd in (stdout, stderr):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from proxy.channel import Message
+from proxy.directories import make_private
 from sandbox.isolation import cgroups, orphans, privilege, seccomp, skeleton
 from sandbox.isolation.memory import V1, V2, Accounting
 from sandbox.isolation.plan import ReadOnly
@@ -112,7 +113,7 @@ def _as_root(
 def _as_user(
     bwrap: str, certificate: str | None, state_dir: Path, subtree: cgroups.Subtree | None, filter_: bytes, parent: int
 ) -> Confinement:
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(state_dir)
     _sweep(state_dir)
     directory, lock = _locked_directory(state_dir)
     root = directory / "root"

@@ -63,6 +63,8 @@ for (const text of texts) {
   const end = text.indexOf("=");
   process.env[text.slice(0, end)] = text.slice(end + 1);
 }
+// npm takes the nearest directory with one for the project: else that would be `/`, where snapshots are mounted.
+fs.mkdirSync(path.join(path.dirname(main), "node_modules"));
 if (!isCommonJs(main)) lendCommonJs(main);
 delete require.cache[__filename];
 for (const known of Object.keys(Module._pathCache)) delete Module._pathCache[known];

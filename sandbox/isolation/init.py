@@ -34,15 +34,26 @@ import sys
 
 _PR_SET_DUMPABLE = 4
 _FIRST_FREE_FD = 3
-_ALL_FDS = 1 << 30
+_CLOSE_RANGE = 436  # on every architecture
+_LAST_FD = 0x7FFF_FFFF
+
+
+def call_libc(name: str, *arguments: int) -> None:
+    import _ctypes
+
+    function = _ctypes.dlsym(_ctypes.dlopen(None, 2), name)  # type: ignore[arg-type]  # the stubs know no None
+    if _ctypes.call_function(function, arguments) != 0:
+        raise OSError(f"{name}{arguments} failed")
 
 
 def set_dumpable(value: int) -> None:
-    import _ctypes
+    call_libc("prctl", _PR_SET_DUMPABLE, value, 0, 0, 0)
 
-    prctl = _ctypes.dlsym(_ctypes.dlopen(None, 2), "prctl")  # type: ignore[arg-type]  # the stubs know no None
-    if _ctypes.call_function(prctl, (_PR_SET_DUMPABLE, value, 0, 0, 0)) != 0:
-        raise OSError("prctl(PR_SET_DUMPABLE) failed")
+
+def close_range(first: int, last: int) -> None:
+    """Not by `posix.closerange`: a Python that was built for an old C library closes a billion numbers one by one."""
+    if first <= last:
+        call_libc("syscall", _CLOSE_RANGE, first, last, 0)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -56,9 +67,9 @@ def become_program(stdout: int, stderr: int, kept: tuple[int, ...] = ()) -> None
     posix.dup2(stderr, 2)
     first = _FIRST_FREE_FD
     for fd in sorted(kept):
-        posix.closerange(first, fd)
+        close_range(first, fd - 1)
         first = fd + 1
-    posix.closerange(first, _ALL_FDS)
+    close_range(first, _LAST_FD)
     set_dumpable(1)
     adjust = posix.open("/proc/self/oom_score_adj", posix.O_WRONLY | posix.O_CLOEXEC)
     posix.write(adjust, b"1000")  # before pid 1, whose report is the evidence, and before anything of the host
@@ -70,6 +81,21 @@ def set_environment(environment: dict[str, str]) -> None:
         key, text = name.encode(), value.encode()
         posix.putenv(key, text)
         posix.environ[key] = text  # where `os` will take `os.environ` from
+
+
+def watch_user_site() -> None:
+    """Let the program import what it installs itself (`pip install`), as its child Pythons can.
+
+    After the standard library, and read by no `site`: nothing there can shadow or run at the start. The finder is made
+    here, since the import system takes a directory that is not there yet for one that never will be.
+    """
+    import _frozen_importlib_external as external
+
+    major, minor = sys.version_info[:2]
+    path = f"{posix.environ[b'HOME'].decode()}/.local/lib/python{major}.{minor}/site-packages"
+    loaders = external._get_supported_file_loaders()  # type: ignore[attr-defined]  # the stubs do not know it
+    sys.path_importer_cache[path] = external.FileFinder(path, *loaders)
+    sys.path.append(path)
 
 
 def run(file: str, code: bytes, arguments: tuple[str, ...], packages: str | None) -> None:
@@ -89,6 +115,7 @@ def run(file: str, code: bytes, arguments: tuple[str, ...], packages: str | None
     sys.modules["__main__"] = main
     sys.argv = [file, *arguments]
     sys.path.insert(0, posix.getcwd())
+    watch_user_site()
     if packages is not None:
         sys.path.append(packages)
     try:

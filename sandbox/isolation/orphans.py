@@ -13,6 +13,7 @@ import os
 import signal
 
 from sandbox.isolation.plan import INIT
+from sandbox.isolation.syscalls import pidfd_open, pidfd_send_signal
 
 _LAUNCHER = b"sandbox.isolation.launcher"  # in the command line of every launcher
 
@@ -23,10 +24,10 @@ def end_orphans() -> int:
     for name in os.listdir("/proc"):
         if name.isdigit() and _is_orphan(int(name)):
             with contextlib.suppress(OSError):
-                handle = os.pidfd_open(int(name))
+                handle = pidfd_open(int(name))
                 try:
                     if _is_orphan(int(name)):  # still, now that the number cannot become another's
-                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                        pidfd_send_signal(handle, signal.SIGKILL)
                         ended += 1
                 finally:
                     os.close(handle)

@@ -13,11 +13,12 @@ can only make deny more. libseccomp takes one compare per argument and rule, hen
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from collections.abc import Iterable
 
 import pyseccomp
+
+from proxy import memory_file
 
 _LOW = 0xFFFF_FFFF
 
@@ -141,7 +142,7 @@ def build_filter(*, deny_unseen_memory: bool) -> bytes:
     `deny_unseen_memory` where memory is sampled, not accounted for by the kernel. Raises `OSError` from libseccomp.
     """
     seccomp = _build(deny_unseen_memory=deny_unseen_memory)
-    with open(os.memfd_create("seccomp", os.MFD_CLOEXEC), "w+b") as file:
+    with open(memory_file.create("seccomp"), "w+b") as file:
         seccomp.export_bpf(file)
         file.seek(0)
         return file.read()

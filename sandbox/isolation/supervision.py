@@ -16,8 +16,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from proxy import channel
-from sandbox.isolation import joiner
+from proxy import channel, memory_file
+from sandbox.isolation import joiner, syscalls
 from sandbox.isolation.confine import Confinement
 from sandbox.isolation.filesystems import Filesystems
 from sandbox.isolation.memory import Evidence, Group
@@ -96,7 +96,7 @@ class Supervision:
             self._plan, root=confinement.skeleton, system_mounts=confinement.system_mounts, descriptors=descriptors,
             locate=confinement.locate,
         )  # fmt: skip
-        args = self._own(os.memfd_create("bwrap-args", os.MFD_CLOEXEC))
+        args = self._own(memory_file.create("bwrap-args"))
         separator = arguments.index("--")
         os.write(args, b"".join(argument.encode() + b"\0" for argument in arguments[:separator]))
         os.lseek(args, 0, os.SEEK_SET)
@@ -121,7 +121,7 @@ class Supervision:
         finally:
             for fd in given:
                 os.set_inheritable(fd, False)
-        self._bwrap_fd = self._own(os.pidfd_open(bwrap))
+        self._bwrap_fd = self._own(syscalls.pidfd_open(bwrap))
         self._bwrap = bwrap
         for fd in (args, info_w, error_w, status_w, control_r, filter_r):
             self._close(fd)
@@ -174,7 +174,7 @@ class Supervision:
             self._fail(f"the sandbox could not be joined: {error}")
 
     def _join(self, pid: int) -> None:
-        self._pid1_fd = self._own(os.pidfd_open(pid))
+        self._pid1_fd = self._own(syscalls.pidfd_open(pid))
         self._pid1 = pid
         if _parent_of(pid) != self._bwrap:  # it ended, and its number is another's now
             self._pid1_ended = True
@@ -326,15 +326,15 @@ class Supervision:
         self._filesystems.close()  # before it: what is open and has no name is gone after it
         with contextlib.suppress(ProcessLookupError):
             if self._pid1_fd is not None:
-                signal.pidfd_send_signal(self._pid1_fd, signal.SIGKILL)
+                syscalls.pidfd_send_signal(self._pid1_fd, signal.SIGKILL)
             elif self._failure is not None:
                 # bwrap kills its child on its own death once it has written `info`, which it had.
-                signal.pidfd_send_signal(self._bwrap_fd, signal.SIGKILL)
+                syscalls.pidfd_send_signal(self._bwrap_fd, signal.SIGKILL)
         # Else pid 1 is not known yet: `_join` kills it as soon as it is.
 
     def _on_bwrap_end(self) -> None:
         self._poller.remove(self._bwrap_fd)
-        status = os.waitid(os.P_PIDFD, self._bwrap_fd, os.WEXITED)
+        status = os.waitid(syscalls.P_PIDFD, self._bwrap_fd, os.WEXITED)
         self._bwrap_ended = True
         if status is not None and status.si_code != os.CLD_EXITED:
             self._guarded(self._on_bwrap_killed)

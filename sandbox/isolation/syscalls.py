@@ -1,4 +1,7 @@
-"""The few system calls that the standard library does not offer. Owns: their C signatures. Decides nothing."""
+"""The few system calls that not every build of the standard library offers. Owns: their C signatures. Decides nothing.
+
+Those of pidfds are here by number: a Python that was built for an old C library has no names for them.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,11 @@ MS_MOVE = 0x2000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 MNT_DETACH = 2
+P_PIDFD = 3  # of waitid(2)
 
 _CLOSE_RANGE = 436  # on every architecture; the C library has it since glibc 2.34 only
+_PIDFD_SEND_SIGNAL = 424  # on every architecture, as is the next
+_PIDFD_OPEN = 434
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 
@@ -52,6 +58,21 @@ def close_range(first: int, last: int) -> None:
     """Close these descriptors, as many as are open. Raises `OSError` (a kernel before 5.9)."""
     result = _libc.syscall(ctypes.c_long(_CLOSE_RANGE), ctypes.c_uint(first), ctypes.c_uint(last), ctypes.c_uint(0))
     _check(result, "close_range")
+
+
+def pidfd_open(pid: int) -> int:
+    """A descriptor of this process, close-on-exec. Raises `OSError`: `ProcessLookupError` if it has gone."""
+    descriptor: int = _libc.syscall(ctypes.c_long(_PIDFD_OPEN), ctypes.c_int(pid), ctypes.c_uint(0))
+    _check(descriptor, "pidfd_open")
+    return descriptor
+
+
+def pidfd_send_signal(descriptor: int, number: int) -> None:
+    """Raises `OSError`: `ProcessLookupError` if the process has ended."""
+    result = _libc.syscall(
+        ctypes.c_long(_PIDFD_SEND_SIGNAL), ctypes.c_int(descriptor), ctypes.c_int(number), None, ctypes.c_uint(0)
+    )
+    _check(result, "pidfd_send_signal")
 
 
 def _prctl(option: int, value: int, what: str) -> None:

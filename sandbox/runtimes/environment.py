@@ -19,8 +19,8 @@ _THREAD_CAPS = (
 _UV_THREADS = (2, 4)  # with one, a slow look-up of a name would hold up every file; four are libuv's own choice
 
 
-def environment(own_bin: str, *, threads: int) -> dict[str, str]:
-    """`own_bin` is the directory of the language's own commands, first on the path.
+def environment(*own_bins: str, threads: int) -> dict[str, str]:
+    """`own_bins` are the directories of the language's own commands, first on the path.
 
     NO_PROXY names loopback: a server of the program's own is then reached directly by urllib and its like, and the
     host's loopback cannot be reached from the sandbox's network namespace in any case.
@@ -29,7 +29,7 @@ def environment(own_bin: str, *, threads: int) -> dict[str, str]:
     no_proxy = "localhost,127.0.0.1,::1"  # not `[::1]`, which urllib would want and httpx refuses to start with
     least, most = _UV_THREADS
     values = {
-        "PATH": ":".join([own_bin, *(directory for directory in _PATH if directory != own_bin)]),
+        "PATH": ":".join(dict.fromkeys((*own_bins, *_PATH))),
         "HOME": WORKSPACE,
         "TMPDIR": "/tmp",  # noqa: S108 - inside the sandbox
         "LANG": "C.UTF-8",

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sandbox.isolation.plan import GATE, MIB, NODE_COMMANDS, WORKSPACE, LaunchPlan, ReadOnly
+from sandbox.isolation.plan import GATE, MIB, NODE_COMMANDS, NODE_MODULES, WORKSPACE, LaunchPlan, ReadOnly
 from sandbox.runtimes import python
 from sandbox.runtimes.environment import environment as common_environment
 from sandbox.runtimes.python import Interpreter
 
 RUNTIME = "/opt/node"
 EXECUTABLE = f"{RUNTIME}/bin/node"
+NPM = f"{RUNTIME}/lib/node_modules/npm/bin/npm-cli.js"
 MAIN = f"{WORKSPACE}/main.js"  # of no declared kind, so that Node tells by the code whether it is an ES module
 _YOUNG_SHARE = 32  # of the memory limit, for each of V8's three young spaces
 # Below it V8 saves memory at the cost of speed, and counts what lies outside its heap. A program that lives on 32 MiB
@@ -63,16 +64,21 @@ def plan(
     memory_bytes: int,
     pids: int = 128,
     call_environment: Mapping[str, str] | None = None,
+    packages: str | None = None,
     threads: int = 1,
 ) -> LaunchPlan:
-    """The sandbox of one attempt at a JavaScript call. `interpreter` is pid 1's."""
+    """The sandbox of one attempt at a JavaScript call. `interpreter` is pid 1's; `packages` is a tree of modules."""
     return LaunchPlan(
         argv=python.argv(interpreter),
         environment=python.loader_environment(interpreter),
         main=MAIN,
         program=program(memory_bytes),
         start_environment=environment(memory_bytes=memory_bytes, threads=threads),
-        read_only=(*python.mounts(interpreter), ReadOnly(node.directory, RUNTIME)),
+        read_only=(
+            *python.mounts(interpreter),
+            ReadOnly(node.directory, RUNTIME),
+            *(() if packages is None else (ReadOnly(packages, NODE_MODULES),)),
+        ),
         memory_bytes=memory_bytes,
         pids=pids,
         call_environment={

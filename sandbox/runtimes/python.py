@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sandbox.isolation.plan import INIT, WORKSPACE, LaunchPlan, ReadOnly
+from sandbox.isolation.plan import INIT, PYTHON_COMMANDS, WORKSPACE, LaunchPlan, ReadOnly
 from sandbox.runtimes.environment import environment as common_environment
 
 RUNTIME = "/opt/python"
@@ -57,7 +57,7 @@ def loader_environment(interpreter: Interpreter) -> dict[str, str]:
 
 def environment(interpreter: Interpreter, *, threads: int = 1) -> dict[str, str]:
     """The environment that every call has, from nothing; a call's own is added in its program's process."""
-    common = common_environment(f"{interpreter.prefix}/bin", threads=threads)
+    common = common_environment(PYTHON_COMMANDS, f"{interpreter.prefix}/bin", threads=threads)
     return {**common, **loader_environment(interpreter)}
 
 

@@ -231,6 +231,71 @@ report(allowed=[fetch("https://allowed.test/echo")["status"] for _ in range(5)],
     assert flooding.network.denied > 100, "the control: it did flood"
 
 
+def test_a_flood_of_requests_costs_no_neighbour_its_attempt(lab: Lab, outside: Outside) -> None:
+    """Nor the proxy, nor more than a moment: calls beside it start, are served and end, each with one attempt."""
+    flood = """
+import select, time
+requests = b"GET http://a.test/ HTTP/1.1\\r\\nHost: a.test\\r\\n\\r\\n" * 5000
+crumbs = b"POST http://a.test/ HTTP/1.1\\r\\nHost: a.test\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n" + b"1\\r\\na\\r\\n" * 20000
+poll, socks, sent = select.poll(), {}, 0
+print("flooding", flush=True)
+until = time.monotonic() + 10
+while time.monotonic() < until:
+    while len(socks) < 250:
+        sock = proxy_socket()
+        sock.setblocking(False)
+        socks[sock.fileno()] = (sock, crumbs if len(socks) % 2 else requests)
+        poll.register(sock, select.POLLIN | select.POLLOUT)
+    for number, ready in poll.poll(100):
+        sock, payload = socks[number]
+        try:
+            if ready & select.POLLIN and not sock.recv(1 << 20):
+                raise ConnectionError
+            sent += sock.send(payload)
+        except BlockingIOError:
+            pass
+        except OSError:
+            poll.unregister(number)
+            socks.pop(number)[0].close()
+report(sent=sent)
+"""
+    probe = """
+import time
+def seconds():
+    started = time.monotonic()
+    assert fetch("https://allowed.test/echo")["status"] == 200
+    return time.monotonic() - started
+report(longest=max(seconds() for _ in range(5)))
+"""
+
+    async def main() -> tuple[ToolResult, ToolResult, list[ToolResult], bool]:
+        root = lab.log.parent
+        settings = Settings(state_dir=root / "flood-requests", audit_log=root / "flood-requests.jsonl")
+        async with Executor(lab.policy, settings=settings) as executor:
+            begun = asyncio.Event()
+            proxy = executor.proxy_pid
+            sleeping = executor.submit(CodeCall(language="python", code="import time; time.sleep(8)", timeout=60))
+            flooding = executor.submit(
+                CodeCall(language="python", code=PRELUDE + flood, timeout=60), lambda _data: begun.set()
+            )
+            await asyncio.wait_for(begun.wait(), 30)
+            call = CodeCall(language="python", code=PRELUDE + probe, allow_network=True, domains=["allowed.test"])
+            beside = [await executor.run(call) for _ in range(3)]
+            return await flooding.result(), await sleeping.result(), beside, executor.proxy_pid == proxy
+
+    flooding, sleeping, beside, same_proxy = asyncio.run(main())
+    assert same_proxy
+    assert [len(result.attempts) for result in (flooding, sleeping, *beside)] == [1] * 5
+    for result in beside:
+        (seen,) = parse_seen(result.stdout)
+        assert isinstance(seen["longest"], float)
+        assert seen["longest"] < 2
+    (seen,) = parse_seen(flooding.stdout.partition("\n")[2])
+    assert isinstance(seen["sent"], int)
+    assert seen["sent"] > 10_000_000, "the control: it did flood"
+    assert flooding.network.denied > 100
+
+
 def _command(lab: Lab, arguments: list[str], pass_fds: list[int]) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "sandbox.cli", "run", "--policy", str(lab.policy), *arguments],

@@ -86,8 +86,9 @@ for path in ("/etc/shadow", "/etc/gshadow", "/etc/machine-id", "/etc/ssh", "/roo
         pass
 if socket.gethostname() == "{socket.gethostname()}":
     leaked.append("the host's name")
-# What we put there ourselves: the runtimes, the packages, our first process, the gate, and links to Node's commands.
-ours = ("/opt/python", "/opt/node", "/opt/packages", "/run/init.pyc", "/run/gate.cjs", "/run/bin")
+# What we put there ourselves: the runtimes, the packages, our first process, the gate, pip, and
+# links to Node's commands.
+ours = ("/opt/python", "/opt/node", "/opt/packages", "/opt/uv", "/run/init.pyc", "/run/gate.cjs", "/run/bin", "/run/python")
 report(leaked=[name for name in leaked if name not in ours])
 """
     prove(confined, probe, "^/(var/lib/dpkg|sys|run)/")

@@ -97,7 +97,8 @@ def test_the_hosts_files_are_not_there(rig: Rig, tmp_path: Path) -> None:
     hidden, root = outcome.stdout.splitlines()
     assert hidden == "[]"
     assert set(json.loads(root.replace("'", '"'))) <= {
-        "bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "run", "sbin", "tmp", "usr", "workspace",
+        "bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "node_modules", "opt", "proc", "run", "sbin", "tmp",
+        "usr", "workspace",
     }  # fmt: skip
 
 

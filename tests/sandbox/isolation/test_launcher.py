@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.isolation import cgroups
+from sandbox.isolation import cgroups, syscalls
 from sandbox.isolation.client import Ending, IsolationUnavailable, KillReason, Launcher, LauncherConfig, Sandbox
 from sandbox.isolation.plan import Tmpfs
 from tests.sandbox.isolation.conftest import PATIENCE_SECONDS, Rig, finish, make_plan
@@ -174,7 +174,7 @@ def test_sigkill_of_the_launcher_ends_its_sandboxes(rig: Rig) -> None:
         assert (await first_output(running.stdout)).startswith(b"up")
         processes = descendants(launcher.pid)
         assert len(processes) >= 2 + 2 + 4  # two bwraps, two of pid 1, the program and its forks
-        handles = [os.pidfd_open(pid) for pid in processes]
+        handles = [syscalls.pidfd_open(pid) for pid in processes]
         os.kill(launcher.pid, signal.SIGKILL)
         await all_gone(handles)
         await launcher.lost.wait()
@@ -225,7 +225,7 @@ def test_sigkill_of_the_launcher_while_sandboxes_start_leaves_nothing(rig: Rig) 
         handles = []
         for pid in ours():
             with contextlib.suppress(ProcessLookupError):
-                handles.append(os.pidfd_open(pid))
+                handles.append(syscalls.pidfd_open(pid))
         await (await rig.start()).close()
         await all_gone(handles)
         return ours()
@@ -241,7 +241,7 @@ def test_closing_the_launcher_ends_its_sandboxes(rig: Rig) -> None:
         sandbox = await launcher.launch(make_plan(), code=SPINNING.encode())
         await sandbox.release()
         await first_output(sandbox.stdout)
-        handles = [os.pidfd_open(pid) for pid in descendants(launcher.pid)]
+        handles = [syscalls.pidfd_open(pid) for pid in descendants(launcher.pid)]
         await launcher.close()
         await all_gone(handles)
         ending = await sandbox.ended()
@@ -273,7 +273,7 @@ def test_the_end_of_the_executor_ends_launcher_and_sandboxes(rig: Rig, tmp_path:
         assert executor.stdout is not None
         line = executor.stdout.readline()
         assert line.startswith("b'up")
-        handles = [os.pidfd_open(pid) for pid in descendants(executor.pid)]
+        handles = [syscalls.pidfd_open(pid) for pid in descendants(executor.pid)]
         assert len(handles) >= 1 + 2 + 4
         executor.kill()
     rig.do(all_gone(handles))
@@ -443,7 +443,7 @@ def test_whoever_finds_the_launcher_gone_knows_that_it_is_lost(rig: Rig) -> None
         ended = asyncio.create_task(sandbox.ended())
         seen: list[bool] = []
         ended.add_done_callback(lambda _: seen.append(launcher.lost.is_set()))
-        handle = os.pidfd_open(launcher.pid)
+        handle = syscalls.pidfd_open(launcher.pid)
         os.kill(launcher.pid, signal.SIGKILL)
         select.select([handle], [], [])  # blocking: the loop must not hear of it first
         os.close(handle)

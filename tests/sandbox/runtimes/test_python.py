@@ -40,12 +40,12 @@ def test_no_path_of_the_host_is_in_arguments_or_environment() -> None:
 @pytest.mark.parametrize(
     ("interpreter", "path", "library_path"),
     [
-        (ELSEWHERE, "/opt/python/bin:/usr/local/bin:/usr/bin:/bin", "/opt/python/lib"),
-        (SYSTEM, "/usr/bin:/usr/local/bin:/bin", None),
-        (LOCAL, "/usr/local/bin:/usr/bin:/bin", None),
+        (ELSEWHERE, "/run/python:/opt/python/bin:/usr/local/bin:/usr/bin:/bin", "/opt/python/lib"),
+        (SYSTEM, "/run/python:/usr/bin:/usr/local/bin:/bin", None),
+        (LOCAL, "/run/python:/usr/local/bin:/usr/bin:/bin", None),
     ],
 )
-def test_the_interpreter_is_the_first_on_the_path(
+def test_pip_and_the_interpreter_are_the_first_on_the_path(
     interpreter: Interpreter, path: str, library_path: str | None
 ) -> None:
     """Each directory once; a library path only where the run path of a shared library is the host's."""
@@ -67,7 +67,7 @@ def test_the_environment_is_complete_and_all_of_it_is_made_here() -> None:
     for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "NPM_CONFIG_CAFILE"):
         assert environment.pop(name) == bundle
     assert environment == {
-        "PATH": "/usr/bin:/usr/local/bin:/bin",
+        "PATH": "/run/python:/usr/bin:/usr/local/bin:/bin",
         "HOME": "/workspace",
         "TMPDIR": "/tmp",
         "LANG": "C.UTF-8",

@@ -9,33 +9,52 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from proxy.control import ProxyUnavailable
     from sandbox.call_parsing import parse_call
-    from sandbox.contract import CodeCall, InvalidCall, Status, ToolResult
+    from sandbox.calls import RunningCall
+    from sandbox.contract import Cause, CodeCall, InvalidCall, Status, ToolResult
     from sandbox.executor import Executor
+    from sandbox.isolation.client import IsolationUnavailable
+    from sandbox.ledger import LedgerUnavailable
     from sandbox.policy_file import InvalidPolicy
     from sandbox.settings import Settings
-    from sandbox.sync import SyncExecutor
+    from sandbox.state import InvalidSettings
+    from sandbox.sync import SyncExecutor, SyncRunningCall
 
 _HOME = {
+    "Cause": "sandbox.contract",
     "CodeCall": "sandbox.contract",
     "Executor": "sandbox.executor",
     "InvalidCall": "sandbox.contract",
     "InvalidPolicy": "sandbox.policy_file",
+    "InvalidSettings": "sandbox.state",
+    "IsolationUnavailable": "sandbox.isolation.client",
+    "LedgerUnavailable": "sandbox.ledger",
+    "ProxyUnavailable": "proxy.control",
+    "RunningCall": "sandbox.calls",
     "Settings": "sandbox.settings",
     "Status": "sandbox.contract",
     "SyncExecutor": "sandbox.sync",
+    "SyncRunningCall": "sandbox.sync",
     "ToolResult": "sandbox.contract",
     "parse_call": "sandbox.call_parsing",
 }
 
 __all__ = [
+    "Cause",
     "CodeCall",
     "Executor",
     "InvalidCall",
     "InvalidPolicy",
+    "InvalidSettings",
+    "IsolationUnavailable",
+    "LedgerUnavailable",
+    "ProxyUnavailable",
+    "RunningCall",
     "Settings",
     "Status",
     "SyncExecutor",
+    "SyncRunningCall",
     "ToolResult",
     "parse_call",
 ]

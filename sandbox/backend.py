@@ -6,6 +6,7 @@ Owns: their lives. Must not: know calls.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from proxy.control import Proxy, ProxyConfig, ProxyUnavailable
@@ -18,9 +19,14 @@ class Backend:
     """Starts what is missing on `ready`, and nothing before it."""
 
     def __init__(
-        self, settings: Settings, *, audit_path: Path, upstream_ca_file: Path | None, readable: tuple[Path, ...] = ()
+        self,
+        settings: Settings,
+        *,
+        audit_path: Path,
+        upstream_ca_file: Path | None,
+        readable: Callable[[], tuple[Path, ...]],
     ) -> None:
-        """`readable` are directories of the host that sandboxes may be shown."""
+        """`readable` gives the directories of the host that sandboxes may be shown; it is asked at each start."""
         self._settings = settings
         self._readable = readable
         self._proxy_config = ProxyConfig(settings.state_dir / "authority", audit_path, upstream_ca_file)
@@ -29,7 +35,15 @@ class Backend:
         self._proxy: Proxy | None = None
 
     async def ready(self) -> tuple[WarmPool, Proxy]:
-        """Both processes, running. Raises `IsolationUnavailable`, `ProxyUnavailable`."""
+        """Both processes, running. Raises `IsolationUnavailable`, `ProxyUnavailable`.
+
+        Who does not wait any more leaves a start to those who do.
+        """
+        starting = asyncio.ensure_future(self._ready())
+        starting.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody waits
+        return await asyncio.shield(starting)
+
+    async def _ready(self) -> tuple[WarmPool, Proxy]:
         async with self._starting:
             if self._proxy is not None and self._proxy.lost.is_set():
                 await self._proxy.close()
@@ -72,7 +86,7 @@ class Backend:
                         authority_certificate=certificate,
                         state_dir=self._settings.state_dir,
                         packages=self._settings.python_packages,
-                        readable=self._readable,
+                        readable=self._readable(),
                     )
                 )
                 self._pool = WarmPool(launcher, self._settings.warm_sandboxes)

@@ -64,6 +64,7 @@ class Cause(StrEnum):
     NO_REPORT = "no_report"
     POLICY_REFUSED = "policy_refused"
     INVALID_CALL = "invalid_call"
+    PACKAGE_UNAVAILABLE = "package_unavailable"
     INFRASTRUCTURE = "infrastructure"
 
 
@@ -202,10 +203,26 @@ class OutputChars(_Result):
     stderr: int = 0
 
 
+class PackageFault(_Result):
+    """Why one package is not had. `reason` is one of those in `docs/packages.md`; `package` is as it was asked for, or
+    the name of one that is needed by it. `retry_after` is the time, in seconds since the epoch, after which the answer
+    is another.
+    """
+
+    package: str
+    version: str | None = None
+    reason: str
+    rule: str | None = None
+    message: str
+    hint: str | None = None
+    retry_after: float | None = None
+
+
 class CallError(_Result):
     """`code` is one of the codes in `docs/results.md`; `message` is for people and models.
 
-    `reason` and `rule` are the policy's, where it refused. `retry_after_seconds` is set where trying again may help.
+    `reason` and `rule` are the policy's, where it refused; `packages` has every package that is not had.
+    `retry_after_seconds` is set where trying again may help.
     """
 
     code: str
@@ -213,6 +230,7 @@ class CallError(_Result):
     reason: str | None = None
     rule: str | None = None
     retry_after_seconds: float | None = None
+    packages: list[PackageFault] = Field(default_factory=list)
 
 
 class Usage(_Result):

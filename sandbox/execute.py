@@ -2,7 +2,8 @@
 
 A call comes in, decoded and checked (`contract`). The policy narrows it to limits and a grant, or refuses it before
 any attempt (`permits`). The ledger writes it down, or has its answer already (`ledger`). It waits for its turn
-(`admission`). The backend has the launcher and the proxy up; the launch plan is made; the attempt runs (`attempt`).
+(`admission`), and for its packages (`packages.supply`). The backend has the launcher and the proxy up; the launch plan
+is made; the attempt runs (`attempt`).
 What our own side failed at is tried again, within the call's deadline. What was observed becomes the one answer.
 
 Processes: the executor (this one) starts the proxy and the launcher; the launcher alone starts sandboxes. When the
@@ -23,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.control import ProxyUnavailable
-from proxy.network import Grant
 from sandbox import results
 from sandbox.admission import Admission, QueueFull
 from sandbox.attempt import Attempt, AttemptSpec
@@ -35,8 +35,10 @@ from sandbox.isolation.client import IsolationUnavailable
 from sandbox.isolation.plan import MIB
 from sandbox.languages import Languages
 from sandbox.ledger import Ledger, LedgerUnavailable, State, request_digest
-from sandbox.narrowing import Limits, Refused
-from sandbox.permits import Permits, mode_asked
+from sandbox.narrowing import Refused
+from sandbox.packages.preparation import NotPrepared, SnapshotFailed
+from sandbox.packages.supply import Supply
+from sandbox.permits import Permit, Permits, mode_asked
 from sandbox.policy_file import LoadedPolicy
 
 _log = logging.getLogger("sluicegate")
@@ -51,6 +53,7 @@ class Story:
     permits: Permits
     ledger: Ledger
     admission: Admission
+    supply: Supply
     backend: Backend
     languages: Languages
     running: Mapping[str, RunningCall]
@@ -59,28 +62,49 @@ class Story:
         """From a call to its one answer. Raises what is neither an attempt's fault nor the policy's answer."""
         arrived = asyncio.get_running_loop().time()
         try:
-            limits, grant = await self.permits.narrow(call, running.call_id)
-            answer = await self._earlier_answer(call, running)
+            permit = await self.permits.narrow(call, running.call_id)
         except Refused as refused:
             message = await report_refusal(self.audit_path, self.policy, running.call_id, call, refused)
-            answer = results.refused(running.call_id, mode_asked(call), refused, message)
-        except LedgerUnavailable as error:
-            answer = results.failed(running.call_id, mode_asked(call), "ledger_unavailable", error)
-        if answer is not None:
-            running.answer(answer)
+            running.answer(results.refused(running.call_id, mode_asked(call), refused, message))
             return
-        deadline = arrived + limits.timeout_seconds + self.policy.policy.attempts.margin_seconds
-        work = asyncio.create_task(self._work(call, running, limits, grant, deadline))
+        except SnapshotFailed as error:
+            running.answer(results.failed(running.call_id, mode_asked(call), "snapshot_failed", error))
+            return
+        deadline = arrived + permit.limits.timeout_seconds + self.policy.policy.attempts.margin_seconds
+        work = asyncio.create_task(self._see_through(call, running, permit, deadline))
         try:
             await asyncio.wait({work}, timeout=deadline - asyncio.get_running_loop().time())
-            answer = work.result() if work.done() else results.so_far(running, grant.mode)
-            running.answer(await self._written_down(answer))
+            running.answer(work.result() if work.done() else results.so_far(running, permit.grant.mode))
         finally:
             running.cancel()
             await asyncio.wait({work})
 
+    async def _see_through(self, call: CodeCall, running: RunningCall, permit: Permit, deadline: float) -> ToolResult:
+        """The answer of a call: an earlier one, or that of its own attempts, once it is written down."""
+        mode = permit.grant.mode
+        try:
+            earlier = await running.unless_cancelled(self._earlier_answer(call, running))
+            if earlier is not None:
+                return earlier
+            answer = await self._work(call, running, permit, deadline)
+            answer = running.given or answer  # the deadline's, if that has passed
+            if not running.may_have_begun:
+                running.answer(answer)  # nothing is kept of it, so that it need not wait for the ledger
+            await self.ledger.end(running.call_id, answer if running.may_have_begun else None)
+        except LedgerUnavailable as error:
+            await self._close(running)
+            if not running.outcomes:
+                return results.failed(running.call_id, mode, "ledger_unavailable", error)
+            _log.warning("the answer of %s is not kept for its idempotency key: %s", running.call_id, error)
+            return results.conclude(running, mode, None)
+        except BaseException:
+            await self._close(running)
+            raise
+        return answer
+
     async def _earlier_answer(self, call: CodeCall, running: RunningCall) -> ToolResult | None:
         """The answer that the call's idempotency key has; None when this call is the first, and is now written down."""
+        looked = False
         while (earlier := await self.ledger.begin(running.call_id, call)) is not None:
             if earlier.request != request_digest(call):
                 return results.key_conflict(running.call_id, mode_asked(call), earlier.call_id)
@@ -89,37 +113,50 @@ class Story:
             if earlier.executor != self.ledger.executor:
                 return results.runs_elsewhere(running.call_id, mode_asked(call), earlier.call_id)
             if (first := self.running.get(earlier.call_id)) is not None:
-                answer = await running.unless_cancelled(first.result())
-                return answer or results.cancelled(running.call_id, mode_asked(call))
-            # It was answered between the two looks: the ledger knows.
+                return await first.result()
+            if looked:
+                return results.lost(earlier.call_id, mode_asked(call))  # its end could not be written down
+            looked = True  # else it was answered between the two looks, and the ledger now knows
         return None
 
-    async def _work(
-        self, call: CodeCall, running: RunningCall, limits: Limits, grant: Grant, deadline: float
-    ) -> ToolResult:
-        """Wait for the call's turn, and see it through."""
+    async def _close(self, running: RunningCall) -> None:
+        """What is still open in the ledger is lost, or forgotten where no code can have begun."""
+        with contextlib.suppress(LedgerUnavailable):
+            await self.ledger.lose(running.call_id, begun=running.may_have_begun)
+
+    async def _work(self, call: CodeCall, running: RunningCall, permit: Permit, deadline: float) -> ToolResult:
+        """Wait for the call's turn, have its packages prepared, and see it through."""
+        mode = permit.grant.mode
         async with contextlib.AsyncExitStack() as stack:
             try:
-                its_turn = await running.unless_cancelled(stack.enter_async_context(self.admission.turn()))
+                if await running.unless_cancelled(stack.enter_async_context(self.admission.turn())):
+                    supplied = self.supply.snapshot(permit.wanted, running.progress)
+                    snapshot = await running.unless_cancelled(stack.enter_async_context(supplied))
+                    if snapshot is not None:
+                        return await self._attempts(call, running, permit, snapshot.tree, deadline)
             except QueueFull as full:
-                return results.queue_full(running.call_id, grant.mode, full)
-            if its_turn:
-                return await self._attempts(call, running, limits, grant, deadline)
-        return results.cancelled(running.call_id, grant.mode)
+                return results.queue_full(running.call_id, mode, full)
+            except NotPrepared as error:
+                return results.not_prepared(running.call_id, mode, error)
+            except (SnapshotFailed, IsolationUnavailable, ProxyUnavailable) as error:
+                return results.failed(running.call_id, mode, "snapshot_failed", error)
+        return results.cancelled(running.call_id, mode)
 
     async def _attempts(
-        self, call: CodeCall, running: RunningCall, limits: Limits, grant: Grant, deadline: float
+        self, call: CodeCall, running: RunningCall, permit: Permit, packages: Path | None, deadline: float
     ) -> ToolResult:
         """Try, and try again where this side failed: each time from nothing, and only what can end in time."""
-        loop, unavailable = asyncio.get_running_loop(), None
+        loop, unavailable, limits, grant = asyncio.get_running_loop(), None, permit.limits, permit.grant
         for number in range(1, self.policy.policy.attempts.max + 1):
             if running.cancelled.is_set() or loop.time() + limits.timeout_seconds > deadline:
                 break
             try:
-                pool, proxy = await self.backend.ready()
+                backend = await running.unless_cancelled(self.backend.ready())
+                if backend is None:
+                    break
                 plan = self.languages.plan(
                     call.language, call_id=running.call_id, attempt=number, memory_bytes=limits.memory_bytes,
-                    call_environment=call.env,
+                    call_environment=permit.environment | call.env, packages=packages,
                 )  # fmt: skip
             except (IsolationUnavailable, ProxyUnavailable) as error:
                 unavailable = error
@@ -134,16 +171,8 @@ class Story:
                 max_output_bytes=limits.output_mib * MIB,
             )
             attempt = running.follow(Attempt(spec, running.stdout_sink, running.stderr_sink))
-            outcome = await attempt.run(pool, proxy)
+            outcome = await attempt.run(*backend)
             running.add(outcome)
             if outcome.verdict.cause is not Cause.INFRASTRUCTURE:
                 break
         return results.conclude(running, grant.mode, unavailable)
-
-    async def _written_down(self, answer: ToolResult) -> ToolResult:
-        """The answer, once the ledger has it. One that came to no attempt is not kept: the key may be used again."""
-        try:
-            await self.ledger.end(answer.call_id, answer if answer.attempts else None)
-        except LedgerUnavailable as error:
-            _log.warning("the answer of %s is not kept for its idempotency key: %s", answer.call_id, error)
-        return answer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,7 @@ from sandbox.contract import CodeCall, ToolResult
 from sandbox.execute import Story
 from sandbox.languages import Languages
 from sandbox.ledger import Entry, Ledger
+from sandbox.packages.supply import Supply
 from sandbox.permits import Permits
 from sandbox.policy_file import LoadedPolicy, load_policy
 from sandbox.settings import Settings
@@ -40,9 +42,10 @@ class Executor:
         self._languages = Languages(self.settings)
         self._backend = Backend(
             self.settings, audit_path=self.audit_path, upstream_ca_file=self.policy.policy.network.upstream.ca_file,
-            readable=self._languages.readable(),
+            readable=lambda: (*self._languages.readable(), *self._supply.readable()),
         )  # fmt: skip
-        self._permits = Permits(self.policy)
+        self._supply = Supply(self.policy, self.settings.state_dir, self._backend.ready)
+        self._permits = Permits(self.policy, self._supply)
         self._admission = Admission(self.settings.max_concurrency, self.settings.max_waiting)
         self._story: Story | None = None
         self._running: dict[str, RunningCall] = {}
@@ -55,6 +58,7 @@ class Executor:
         """
         keep_seconds = self.policy.policy.calls.keep_hours * 3600
         opening = asyncio.create_task(Ledger.open(self.settings.state_dir / "calls", keep_seconds=keep_seconds))
+        self._supply.open()
         try:
             await self._backend.ready()
             ledger = await opening
@@ -69,6 +73,7 @@ class Executor:
             permits=self._permits,
             ledger=ledger,
             admission=self._admission,
+            supply=self._supply,
             backend=self._backend,
             languages=self._languages,
             running=self._running,
@@ -118,11 +123,17 @@ class Executor:
             await running.settled.wait()
             raise
 
-    def submit(self, call: CodeCall, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None) -> RunningCall:
-        """Start a call and return its handle at once: its id, its answer, and the way to cancel it. Raises as `run`."""
+    def submit(
+        self, call: CodeCall, stdout_sink: Sink | None = None, stderr_sink: Sink | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> RunningCall:  # fmt: skip
+        """Start a call and return its handle at once: its id, its answer, and the way to cancel it. Raises as `run`.
+
+        `progress` is told in a few words what the preparation of the call's packages is at.
+        """
         if self._story is None:
             raise RuntimeError("an `Executor` runs calls inside its `async with` statement only")
-        running = RunningCall(f"call-{secrets.token_hex(8)}", stdout_sink, stderr_sink)
+        running = RunningCall(f"call-{secrets.token_hex(8)}", stdout_sink, stderr_sink, progress)
         self._running[running.call_id] = running
         task = asyncio.create_task(self._see_through(self._story, call, running))
         self._tasks.add(task)

@@ -29,12 +29,17 @@ class Languages:
             self._node = error
 
     def plan(
-        self, language: str, *, call_id: str, attempt: int, memory_bytes: int, call_environment: Mapping[str, str]
-    ) -> LaunchPlan:
-        """The sandbox of one attempt. Raises `IsolationUnavailable` if this host has no runtime for the language."""
-        packages, threads = self._settings.python_packages, self._settings.threads
+        self, language: str, *, call_id: str, attempt: int, memory_bytes: int, call_environment: Mapping[str, str],
+        packages: Path | None = None,
+    ) -> LaunchPlan:  # fmt: skip
+        """The sandbox of one attempt; `packages` is the tree of a snapshot, in place of the settings' directory.
+
+        Raises `IsolationUnavailable` if this host has no runtime for the language.
+        """
+        threads = self._settings.threads
         match language:
             case "python":
+                packages = packages or self._settings.python_packages
                 return python.plan(
                     self._interpreter, call_id=call_id, attempt=attempt, memory_bytes=memory_bytes,
                     call_environment=call_environment, packages=None if packages is None else str(packages),
@@ -45,7 +50,8 @@ class Languages:
                     raise IsolationUnavailable(str(self._node))
                 return javascript.plan(
                     self._node, self._interpreter, call_id=call_id, attempt=attempt, memory_bytes=memory_bytes,
-                    call_environment=call_environment, threads=threads,
+                    call_environment=call_environment, packages=None if packages is None else str(packages),
+                    threads=threads,
                 )  # fmt: skip
         raise IsolationUnavailable(f"there is no runtime for the language `{language}`")
 

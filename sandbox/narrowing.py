@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from proxy.destinations import Host, InvalidHost, parse_host
 from proxy.network import Grant, Mode, PrivateAddress, Rule, RuleLayer, StaticHost
+from proxy.packages.requests import Purpose, RegistryGrant
 from sandbox.contract import MIN_MEMORY_MIB
+from sandbox.policy.packages import package_policy
 from sandbox.policy.problems import shown
 from sandbox.policy.schema import (
     MIN_TIMEOUT_SECONDS,
@@ -104,13 +106,31 @@ def narrow(
             + ", ".join(f"`{allowed}`" for allowed in network.modes),
             layer="operator", rule="network.modes", hint=_mode_hint(mode, network),
         )  # fmt: skip
-    layers: tuple[RuleLayer, ...] = ()
     if mode is Mode.REGISTRY_DEFAULT:
         if registries is None or registries.language != language:
             raise ValueError(f"the registries of {language} are needed")
-        layers = (RuleLayer(name=f"registries.{language}", rules=registries.rules),)
-    elif mode is Mode.NAMED:
-        layers = _named(network, _parsed(domains or ()))
+        return _reading(loaded, registries, Purpose.ATTEMPT, call_id, attempt_id)
+    layers = _named(network, _parsed(domains or ())) if mode is Mode.NAMED else ()
+    return _grant(loaded, mode, layers, call_id, attempt_id)
+
+
+def narrow_preparation(loaded: LoadedPolicy, registries: RegistryRules, *, call_id: str) -> Grant:
+    """The grant of what prepares a call's packages: reading the registry, whatever the call itself may reach."""
+    return _reading(loaded, registries, Purpose.PREPARATION, call_id, call_id)
+
+
+def _reading(loaded: LoadedPolicy, registries: RegistryRules, purpose: Purpose, call_id: str, attempt_id: str) -> Grant:
+    layer = RuleLayer(name=f"registries.{registries.language}", rules=registries.rules)
+    grant = _grant(loaded, Mode.REGISTRY_DEFAULT, (layer,), call_id, attempt_id)
+    if registries.registry is None:
+        return grant
+    packages = package_policy(loaded.policy.packages)
+    reading = RegistryGrant(registries=(registries.registry,), policy=packages, purpose=purpose)
+    return grant.model_copy(update={"packages": reading})
+
+
+def _grant(loaded: LoadedPolicy, mode: Mode, layers: tuple[RuleLayer, ...], call_id: str, attempt_id: str) -> Grant:
+    network = loaded.policy.network
     return Grant(
         call_id=call_id,
         attempt_id=attempt_id,

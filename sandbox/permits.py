@@ -1,54 +1,87 @@
 """What a call may do: the policy narrowed to it, with the registries of its language found out when first needed.
 
-Owns: the answers of the package clients, asked for once. Must not: decide; that is `narrowing`.
+Owns: the answers of the package clients, asked for once. Must not: decide; that is `narrowing`, and for packages
+`packages.screening`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from proxy.network import Grant, Mode
+from proxy.packages.model import Ecosystem
+from proxy.packages.requests import Registry
 from sandbox import narrowing
 from sandbox.contract import CodeCall
-from sandbox.narrowing import Limits, Refused
+from sandbox.narrowing import Limits
+from sandbox.packages.preparation import Wanted
+from sandbox.packages.supply import Supply
 from sandbox.policy_file import LoadedPolicy
 from sandbox.registries import RegistryRules, resolve_registries
 
 
-class Permits:
-    """Gives calls their limits and grants under one policy."""
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """The limits and the grant of a call, whose attempts put their own ids into it; the packages to be prepared.
 
-    def __init__(self, policy: LoadedPolicy) -> None:
+    `environment` is what package clients in an attempt are told.
+    """
+
+    limits: Limits
+    grant: Grant
+    wanted: Wanted | None
+    environment: dict[str, str]
+
+
+class Permits:
+    """Gives calls what they may do under one policy."""
+
+    def __init__(self, policy: LoadedPolicy, supply: Supply) -> None:
         self._policy = policy
+        self._supply = supply
         self._registries: dict[str, RegistryRules] = {}
 
-    async def narrow(self, call: CodeCall, call_id: str) -> tuple[Limits, Grant]:
-        """The limits and the grant of a call; an attempt puts its own id into the grant.
+    async def narrow(self, call: CodeCall, call_id: str) -> Permit:
+        """What a call may do.
 
-        Raises `Refused`, and `InvalidPolicy` when the registries that the policy leaves to the language's client cannot
-        be found out.
+        Raises `Refused`, `SnapshotFailed`, and `InvalidPolicy` when the registries that the policy leaves to the
+        language's client cannot be found out.
         """
-        if call.packages:
-            raise Refused(
-                "packages_unavailable",
-                "the call names packages, and none can be prepared",
-                layer="call", rule="packages", hint="leave `packages` out, and use what the runtime has",
-            )  # fmt: skip
         limits = narrowing.narrow_limits(self._policy, timeout=call.timeout, memory_mib=call.memory_mib)
+        allowed = self._policy.policy.network.modes
+        reads = mode_asked(call) is Mode.REGISTRY_DEFAULT and Mode.REGISTRY_DEFAULT in allowed
+        prepares = bool(call.packages) and self._policy.policy.packages.prepare
+        registries = await self._registries_of(call.language) if reads or prepares else None
         grant = narrowing.narrow(
-            self._policy, await self._registries_for(call), call_id=call_id, attempt_id="", language=call.language,
+            self._policy, registries, call_id=call_id, attempt_id="", language=call.language,
             allow_network=call.allow_network, domains=call.domains,
         )  # fmt: skip
-        return limits, grant
+        wanted = None
+        if call.packages:
+            ecosystem = Ecosystem.of_language(call.language)
+            wanted = await self._supply.screen(call_id, call.packages, registries, ecosystem)
+        environment = _client_environment(registries.registry) if reads and registries is not None else {}
+        return Permit(limits, grant, wanted, environment)
 
-    async def _registries_for(self, call: CodeCall) -> RegistryRules | None:
-        network = self._policy.policy.network
-        if mode_asked(call) is not Mode.REGISTRY_DEFAULT or Mode.REGISTRY_DEFAULT not in network.modes:
-            return None
-        if call.language not in self._registries:
-            found = await asyncio.to_thread(resolve_registries, network.registries, call.language)
-            self._registries[call.language] = found
-        return self._registries[call.language]
+    async def _registries_of(self, language: str) -> RegistryRules:
+        if language not in self._registries:
+            setting = self._policy.policy.network.registries
+            self._registries[language] = await asyncio.to_thread(resolve_registries, setting, language)
+        return self._registries[language]
+
+
+def _client_environment(registry: Registry | None) -> dict[str, str]:
+    """Which index an agent's own `pip install` or `npm install` asks: the one that it may read."""
+    if registry is None:
+        return {}
+    index = str(registry.index)
+    if registry.ecosystem is Ecosystem.NPM:
+        return {"NPM_CONFIG_REGISTRY": index, "NPM_CONFIG_UPDATE_NOTIFIER": "false"}
+    return {
+        "PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index, "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_BREAK_SYSTEM_PACKAGES": "1",  # a distribution's pip would refuse; it cannot write there in any case
+    }  # fmt: skip
 
 
 def mode_asked(call: CodeCall) -> Mode:

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Val
 from proxy.destinations import IPAddress
 from proxy.explain import InvalidTarget, Step, Target, explain, parse_target, verdict
 from proxy.network import Grant, Mode, Reason
+from proxy.packages.judging import JudgedBy
+from proxy.packages.reasons import PackageReason
 from sandbox.narrowing import Refused, mode_of, narrow
 from sandbox.policy.positions import read_document
 from sandbox.policy.problems import InvalidPolicy, Problem, shown
@@ -54,6 +56,7 @@ class Outcome:
 def outcome_of(
     loaded: LoadedPolicy, registries: RegistryRules | None, asked: Asked, target: Target, *,
     method: str = "GET", language: str = "python", addresses: Sequence[IPAddress] = (),
+    judged_by: JudgedBy | None = None,
 ) -> Outcome:  # fmt: skip
     """What would become of one request of a call under a policy, layer by layer."""
     try:
@@ -63,7 +66,7 @@ def outcome_of(
         )  # fmt: skip
     except Refused as refused:
         return Outcome("refused", refused.code, refused.rule, refused.message, refused.hint, refused.layer)
-    steps = explain(grant, target, method, addresses)
+    steps = explain(grant, target, method, addresses, judged_by)
     answer = verdict(steps)
     return Outcome(
         answer.verdict.value, answer.reason.value, answer.rule, answer.detail, steps=steps, grant=grant
@@ -136,7 +139,7 @@ class Case(Section):
         if self.verdict == "deny":
             if self.reason is None:
                 fault("a denial is expected without its reason", "write `reason: host_not_allowed`")
-            if self.reason not in tuple(Reason):
+            if self.reason not in (*Reason, *PackageReason):
                 fault(f"`{shown(self.reason)}` is no reason", "write one of those in docs/policy.md")
         return self
 

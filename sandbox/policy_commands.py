@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -14,8 +15,11 @@ import typer
 
 from proxy.explain import InvalidTarget, Step, Target, parse_target
 from proxy.network import Mode, RequestLayer
+from proxy.packages.data_files import InvalidData, load_policy_data
+from proxy.packages.judging import JudgedBy
 from sandbox.call_parsing import parse_call
 from sandbox.contract import InvalidCall
+from sandbox.policy.packages import package_policy
 from sandbox.policy.problems import shown
 from sandbox.policy_cases import Asked, Outcome, check_cases, outcome_of, parse_cases
 from sandbox.policy_file import (
@@ -81,7 +85,9 @@ def explain_command(
             registries = resolve_registries(loaded.policy.network.registries, language)
         except InvalidPolicy as error:
             _fail(str(error))
-    outcome = outcome_of(loaded, registries, asked, parsed, method=method, language=language)
+    outcome = outcome_of(
+        loaded, registries, asked, parsed, method=method, language=language, judged_by=_judged_by(loaded)
+    )
     if as_json:
         _say(json.dumps(_as_json(loaded, registries, asked, parsed, method, outcome), indent=2))
     else:
@@ -108,6 +114,14 @@ def test_command(file: Annotated[Path, typer.Argument(help="A file of cases, suc
             _say(f"       {difference}")
     _say(f"{file}: {len(results) - len(failed)} of {len(results)} cases hold for policy `{loaded.policy.name}`")
     raise typer.Exit(EXIT_NO if failed else 0)
+
+
+def _judged_by(loaded: LoadedPolicy) -> JudgedBy:
+    """What the names of packages are judged by: the policy's lists, read now."""
+    try:
+        return JudgedBy(load_policy_data(package_policy(loaded.policy.packages)), datetime.now(UTC))
+    except InvalidData as error:
+        _fail(str(error))
 
 
 @app.command("schema")

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.destinations import Host
 from proxy.network import Rule
+from proxy.packages.model import Ecosystem
+from proxy.packages.requests import BaseUrl, InvalidBase, Registry, parse_base
 from sandbox.interpreters import this_node
 from sandbox.isolation.client import IsolationUnavailable
 from sandbox.npm_client import NpmFacts, ask_npm
@@ -45,11 +46,15 @@ class RegistryHost:
 
 @dataclass(frozen=True, slots=True)
 class RegistryRules:
-    """The registry of one language: exact hosts, read-only. `warnings` are for people."""
+    """The registry of one language: exact hosts, read-only. `warnings` are for people.
+
+    `registry` is where its paths begin, by which the proxy knows what a request asks for; None where there is none.
+    """
 
     language: str
     rules: tuple[Rule, ...]
     hosts: tuple[RegistryHost, ...]
+    registry: Registry | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -87,8 +92,8 @@ def indexes_of(setting: Registries, language: str) -> tuple[IndexUrl, ...] | Non
 
 
 def rules_from_policy(language: str, indexes: Sequence[IndexUrl]) -> RegistryRules:
-    """The hosts that a policy names for a language, and no others."""
-    found = [(url.host, url.port, f"`{_KEY}.{language}[{place}]` of the policy") for place, url in enumerate(indexes)]
+    """The hosts that a policy names for a language, and no others: the first is the index, others have its files."""
+    found = [(url, f"`{_KEY}.{language}[{place}]` of the policy") for place, url in enumerate(indexes)]
     warnings = tuple(_cleartext(url) for url in indexes if url.scheme == "http")
     return _rules(language, found, warnings)
 
@@ -108,10 +113,10 @@ def rules_from_client(facts: PythonClientFacts) -> RegistryRules:
             files = parse_index(facts.default_files_host)
         except InvalidIndex as error:
             raise _unknown(f"the host of the files of the index built into {pip} is unreadable", _BY_HAND) from error
-        found = [(index.host, index.port, f"the index built into {pip}")]
-        found.append((files.host, files.port, f"the host of that index's files, built into {pip}"))
+        found = [(index, f"the index built into {pip}")]
+        found.append((files, f"the host of that index's files, built into {pip}"))
     else:
-        found = [(index.host, index.port, f"`index-url` that {pip} is configured with")]
+        found = [(index, f"`index-url` that {pip} is configured with")]
     warnings = _surprises(index)
     if facts.extra_indexes:
         warnings.append(
@@ -131,7 +136,7 @@ def rules_from_npm(facts: NpmFacts) -> RegistryRules:
     if facts.scopes:
         scopes = ", ".join(f"`{shown(scope)}`" for scope in facts.scopes)
         warnings.append(f"the registries that npm's configuration names for {scopes} are not allowed: one only")
-    return _rules("javascript", [(registry.host, registry.port, f"the registry of {npm}")], tuple(warnings))
+    return _rules("javascript", [(registry, f"the registry of {npm}")], tuple(warnings))
 
 
 def _configured(text: str, what: str, hint: str) -> IndexUrl:
@@ -155,16 +160,27 @@ def _surprises(index: IndexUrl) -> list[str]:
     return warnings
 
 
-def _rules(language: str, found: Sequence[tuple[Host, int, str]], warnings: tuple[str, ...]) -> RegistryRules:
+def _rules(language: str, found: Sequence[tuple[IndexUrl, str]], warnings: tuple[str, ...]) -> RegistryRules:
     rules: list[Rule] = []
     hosts: list[RegistryHost] = []
-    for host, port, source in found:
+    for host, port, source in ((url.host, url.port, source) for url, source in found):
         if any(rule.host == host and rule.ports == (port,) for rule in rules):
             continue
         name = f"registries.{language}[{len(rules)}]"
         rules.append(Rule(id=name, host=host, subdomains=False, ports=(port,), methods=READ_ONLY))
         hosts.append(RegistryHost(name, host.text, port, source))
-    return RegistryRules(language, tuple(rules), tuple(hosts), warnings)
+    index, *files = (_base(url, source) for url, source in found)
+    registry = Registry(
+        id=f"registries.{language}[0]", ecosystem=Ecosystem.of_language(language), index=index, files=tuple(files)
+    )
+    return RegistryRules(language, tuple(rules), tuple(hosts), registry, warnings)
+
+
+def _base(url: IndexUrl, source: str) -> BaseUrl:
+    try:
+        return parse_base(str(url))
+    except InvalidBase as error:
+        raise _unknown(f"{source} cannot be used: {error}", None) from error
 
 
 def _cleartext(url: IndexUrl) -> str:

@@ -16,12 +16,15 @@ from sandbox.contract import (
     DestinationCount,
     NetworkReport,
     OutputChars,
+    PackageFault,
     PerStream,
     Status,
     ToolResult,
     Usage,
 )
 from sandbox.narrowing import Refused
+from sandbox.packages.preparation import NotPrepared
+from sandbox.packages.supply import PackagesRefused
 
 _RETRY_SECONDS = 1.0
 _TOO_LATE = "the call took longer than its timeout and the margin beyond it, and was given up"
@@ -49,13 +52,41 @@ def invalid(code: str, problems: Sequence[str]) -> ToolResult:
 
 def refused(call_id: str, mode: Mode, why: Refused, message: str) -> ToolResult:
     """The policy refuses the call."""
-    error = CallError(code="policy_refused", message=message, reason=why.code, rule=why.rule)
+    packages = []
+    if isinstance(why, PackagesRefused):
+        packages = [
+            PackageFault(
+                package=one.specifier, reason=str(one.reason), rule=one.rule, message=one.message, hint=one.hint,
+                retry_after=None if one.retry_after is None else one.retry_after.timestamp(),
+            )
+            for one in why.refusals
+        ]  # fmt: skip
+    error = CallError(code="policy_refused", message=message, reason=why.code, rule=why.rule, packages=packages)
     return without_attempt(call_id, mode, Cause.POLICY_REFUSED, error)
 
 
 def failed(call_id: str, mode: Mode, code: str, error: Exception) -> ToolResult:
     """This side failed before any attempt."""
     return without_attempt(call_id, mode, Cause.INFRASTRUCTURE, CallError(code=code, message=str(error)))
+
+
+def not_prepared(call_id: str, mode: Mode, why: NotPrepared) -> ToolResult:
+    """Packages of the call are refused by the policy, or cannot be had: never both at once."""
+    packages = [
+        PackageFault(
+            package=one.package, version=one.version, reason=str(one.reason), rule=one.rule, message=one.detail,
+            hint=one.hint, retry_after=None if one.retry_after is None else one.retry_after.timestamp(),
+        )
+        for one in why.faults
+    ]  # fmt: skip
+    message = "; ".join(f"{one.reason}: `{one.package}`: {one.message}" for one in packages)
+    if not why.refused:
+        error = CallError(code="package_unavailable", message=message, reason=packages[0].reason, packages=packages)
+        return without_attempt(call_id, mode, Cause.PACKAGE_UNAVAILABLE, error)
+    error = CallError(
+        code="policy_refused", message=message, reason=packages[0].reason, rule=packages[0].rule, packages=packages
+    )
+    return without_attempt(call_id, mode, Cause.POLICY_REFUSED, error)
 
 
 def queue_full(call_id: str, mode: Mode, full: QueueFull) -> ToolResult:
@@ -107,11 +138,16 @@ def conclude(running: RunningCall, mode: Mode, unavailable: Exception | None) ->
 
 def so_far(running: RunningCall, mode: Mode) -> ToolResult:
     """The result of a call whose deadline has passed while it is still worked on."""
-    if running.attempt is None:
-        error = CallError(code="deadline", message=_TOO_LATE)
+    outcomes = list(running.outcomes)
+    if outcomes and outcomes[-1].verdict.cause is not Cause.INFRASTRUCTURE:
+        return from_outcomes(running.call_id, mode, outcomes)  # it had come to its end, and was being written down
+    error = CallError(code="deadline", message=_TOO_LATE)
+    if running.attempt is not None:
+        outcomes.append(running.attempt.outcome(Verdict(Status.TIMEOUT, Cause.WALL_CLOCK, _TOO_LATE, code="deadline")))
+    if not outcomes:
         return without_attempt(running.call_id, mode, Cause.WALL_CLOCK, error, Status.TIMEOUT)
-    verdict = Verdict(Status.TIMEOUT, Cause.WALL_CLOCK, _TOO_LATE, code="deadline")
-    return from_outcomes(running.call_id, mode, [*running.outcomes, running.attempt.outcome(verdict)])
+    last = {"status": Status.TIMEOUT, "cause": Cause.WALL_CLOCK, "error": error}
+    return from_outcomes(running.call_id, mode, outcomes).model_copy(update=last)
 
 
 def from_outcomes(call_id: str, mode: Mode, outcomes: Sequence[AttemptOutcome]) -> ToolResult:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -37,7 +38,7 @@ EXIT_KILLED = 137
 POLICY_HELP = "the policy file; the shipped default otherwise"
 _AUDIT_HELP = "where the audit log goes, not where the policy says"
 _MAX_CODE_BYTES = 4 * MAX_CODE_CHARS  # what is longer is refused, and need not be read to its end
-_MAX_CALL_BYTES = 16 * 1024 * 1024  # every field at its limit, each character escaped
+_MAX_CALL_BYTES = 32 * 1024 * 1024  # every field at its limit, each character escaped
 _MAX_DIGITS = 400
 _ENDINGS = {".py": "python", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript"}
 
@@ -53,6 +54,7 @@ def run(
     timeout: Annotated[float | None, typer.Option(help="seconds, 1 to 300")] = None,
     memory_mib: Annotated[int | None, typer.Option(help="MiB, 128 to 2048")] = None,
     env: Annotated[list[str] | None, typer.Option(help="K=V, repeatable")] = None,
+    package: Annotated[list[str] | None, typer.Option(help="`requests==2.32.3`, `lodash@4`; repeatable")] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="with the same key and request: the first answer")] = None,
     audit_log: Annotated[Path | None, typer.Option(help=_AUDIT_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the result object instead of the output")] = False,
@@ -63,13 +65,13 @@ def run(
         data = _call_data(file, code, allow_network, domain, unrestricted, env)
         given = {
             "language": language or _language(file), "timeout": timeout, "memory_mib": memory_mib,
-            "idempotency_key": idempotency_key,
+            "idempotency_key": idempotency_key, "packages": package or [],
         }  # fmt: skip
         return parse_call(data | given)
 
-    result = _answer(decode, policy, audit_log, as_json=as_json)
+    result, replayed = _answer(decode, policy, audit_log, as_json=as_json)
     if not as_json:
-        for line in _notes(result):
+        for line in _notes(result, replayed=replayed):
             _say(line)
     raise typer.Exit(exit_status(result))
 
@@ -80,7 +82,8 @@ def call(
     audit_log: Annotated[Path | None, typer.Option(help=_AUDIT_HELP)] = None,
 ) -> None:
     """Answer one call of the Code Execution tool: its JSON object in, the result's JSON object out."""
-    raise typer.Exit(exit_status(_answer(lambda: _read_call(file), policy, audit_log, as_json=True)))
+    result, _ = _answer(lambda: _read_call(file), policy, audit_log, as_json=True)
+    raise typer.Exit(exit_status(result))
 
 
 class Part(StrEnum):
@@ -102,17 +105,32 @@ def json_schema(part: Part) -> dict[str, Any]:
 
 def calls(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object a line, answers included")] = False,
+    forget: Annotated[
+        str | None, typer.Option(help="drop what is kept under this key, which may then run again")
+    ] = None,
 ) -> None:
     """Show what the ledger has: calls that run, that were lost with their executor, and answers kept under a key."""
     try:
+        if forget is not None and not asyncio.run(_forget(forget)):
+            _fail(EXIT_INVALID, f"nothing is kept under the key `{printable(forget)}`, or its call runs")
         rows = asyncio.run(_ledger_rows())
     except (InvalidSettings, LedgerUnavailable) as error:
         _fail(EXIT_INVALID, str(error))
+    if not rows:
+        _say("no call runs, none was lost, and no answer is kept")
     for row in rows:
         line = f"{row['started_at']}  {row['call_id']}  {row['state']}"
         if row["idempotency_key"] is not None:
             line += f"  key `{row['idempotency_key']}`"
         _print(json.dumps(row) if as_json else line)
+
+
+async def _forget(key: str) -> bool:
+    ledger = await Ledger.open(state_dir() / "calls", keep_seconds=None)
+    try:
+        return await ledger.forget(key)
+    finally:
+        await ledger.close()
 
 
 async def _ledger_rows() -> list[dict[str, Any]]:
@@ -149,11 +167,15 @@ def exit_status(result: ToolResult) -> int:
 
 def _answer(
     decode: Callable[[], CodeCall], policy: Path | None, audit_log: Path | None, *, as_json: bool
-) -> ToolResult:
-    """Decode and answer a call. With `as_json` the result is printed, else the output as it comes."""
-    stop = _Stop()
+) -> tuple[ToolResult, bool]:
+    """Decode and answer a call, and whether it had been answered before. With `as_json` the result is printed, else the
+    output as it comes.
+    """
+    course = _Course()
     try:
-        result = asyncio.run(_run(decode(), policy or default_policy_path(), audit_log, stop, passthrough=not as_json))
+        result = asyncio.run(
+            _run(decode(), policy or default_policy_path(), audit_log, course, passthrough=not as_json)
+        )
     except InvalidCall as error:
         _refuse(EXIT_INVALID, "invalid_call", error.problems, as_json=as_json)
     except InvalidPolicy as error:
@@ -166,35 +188,43 @@ def _answer(
         _refuse(EXIT_OUR_FAULT, "proxy_unavailable", [str(error)], as_json=as_json)
     except LedgerUnavailable as error:
         _refuse(EXIT_OUR_FAULT, "ledger_unavailable", [str(error)], as_json=as_json)
+    except OSError as error:  # such as too few descriptors
+        _refuse(EXIT_OUR_FAULT, "isolation_unavailable", [f"this process cannot start: {error}"], as_json=as_json)
     except asyncio.CancelledError:
-        if stop.number is None:
+        if course.number is None:
             raise
         result = results.cancelled("", "")  # it had not begun
     if as_json:
         _print(result.model_dump_json(indent=2))
-    if stop.error is not None and not isinstance(stop.error, BrokenPipeError):
-        _fail(EXIT_OUR_FAULT, f"the output could not be written: {stop.error.strerror}")
-    if stop.number is not None:
-        raise typer.Exit(128 + stop.number)
-    return result
+    if course.error is not None and not isinstance(course.error, BrokenPipeError):
+        _fail(EXIT_OUR_FAULT, f"the output could not be written: {course.error.strerror}")
+    if course.number is not None:
+        raise typer.Exit(128 + course.number)
+    return result, bool(result.attempts) and result.call_id != course.call_id
 
 
-class _Stop:
-    """Why this command stops early: a signal asked it to, or its output can be written no more (`error`)."""
+class _Course:
+    """How the call of this command went, besides its result.
 
+    `number` is that of the signal that stops it early; `error` says that its output can be written no more.
+    """
+
+    call_id: str = ""
     number: int | None = None
     error: OSError | None = None
 
 
-async def _run(call: CodeCall, policy: Path, audit_log: Path | None, stop: _Stop, *, passthrough: bool) -> ToolResult:
+async def _run(
+    call: CodeCall, policy: Path, audit_log: Path | None, course: _Course, *, passthrough: bool
+) -> ToolResult:
     """Run one call. When this command is to stop, the call is cancelled, and its answer is what it came to."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     cancel: Callable[[], object] = task.cancel
 
     def end(number: int) -> None:
-        if stop.number is None:
-            stop.number = number
+        if course.number is None:
+            course.number = number
             cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -207,15 +237,24 @@ async def _run(call: CodeCall, policy: Path, audit_log: Path | None, stop: _Stop
     try:
         settings = Settings(audit_log=None if audit_log is None else _absolute(audit_log), warm_sandboxes=0)
         async with Executor(policy, settings=settings) as executor:
-            running = executor.submit(call, *streams)
-            cancel = running.cancel
+            progress = _Progress() if sys.stderr.isatty() else None
+            running = executor.submit(call, streams[0] if streams else None, streams[1] if streams else None, progress)
+            course.call_id, cancel = running.call_id, running.cancel
             return await running.result()
     finally:
         for stream in streams:
             stream.close()
-            stop.error = stop.error or stream.error
+            course.error = course.error or stream.error
             if stream.dropped_bytes:
                 _say(f"{stream.dropped_bytes} bytes of output were dropped: whoever reads it was too slow")
+
+
+class _Progress:
+    """One line on a terminal, written anew; and gone when the code runs."""
+
+    def __call__(self, text: str) -> None:
+        sys.stderr.write(f"\r\x1b[Ksluicegate: {printable(text)}" if text else "\r\x1b[K")
+        sys.stderr.flush()
 
 
 # What a call is made from
@@ -264,7 +303,7 @@ def _language(file: Path | None) -> str:
 def _read_call(file: Path) -> CodeCall:
     """The call in a file of JSON. Raises `InvalidCall`."""
     try:
-        text = _read(file, _MAX_CALL_BYTES, f"more than {_MAX_CALL_BYTES} bytes")
+        text = _read(file, _MAX_CALL_BYTES, f"more than {_MAX_CALL_BYTES} bytes").removeprefix("\ufeff")
         data = json.loads(text, object_pairs_hook=_without_repetition, parse_constant=_no_constant, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else error
@@ -312,9 +351,12 @@ def _no_constant(name: str) -> NoReturn:
 # What is told
 
 
-def _notes(result: ToolResult) -> list[str]:
+def _notes(result: ToolResult, *, replayed: bool) -> list[str]:
     """What a person should know besides the code's own output."""
-    notes = [
+    notes = []
+    if replayed:
+        notes.append(f"answered before, as {result.call_id}: its output is not printed again; `--json` shows it")
+    notes += [
         f"attempt {number} failed on our side ({attempt.code}), and the program was started anew: "
         "output above may be of both"
         for number, attempt in enumerate(result.attempts[:-1], 1)

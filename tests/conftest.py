@@ -18,6 +18,7 @@ from tests import world
 
 if TYPE_CHECKING:  # the product is imported by the tests that need it, after the world is closed
     from tests.lab import Lab, Outside, Run
+    from tests.registry.server import NpmRegistry, PypiRegistry
     from tests.remote import RemoteLab
 
 
@@ -86,6 +87,38 @@ def lab(open_lab: MakeLab, outside: Outside) -> Iterator[Lab]:
     with open_lab(main_policy(outside)) as lab, open_lab(unrestricted_policy(outside)) as unrestricted:
         lab.unrestricted = unrestricted
         yield lab
+
+
+@pytest.fixture(scope="session")
+def _pypi(outside: Outside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PypiRegistry]:
+    from tests.registry.server import PypiRegistry
+
+    with PypiRegistry(outside.dns.loop, outside.authority, tmp_path_factory.mktemp("pypi")) as registry:
+        outside.dns.zone.update(registry.zone)
+        yield registry
+
+
+@pytest.fixture(scope="session")
+def _npm(outside: Outside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NpmRegistry]:
+    from tests.registry.server import NpmRegistry
+
+    with NpmRegistry(outside.dns.loop, outside.authority, tmp_path_factory.mktemp("npm")) as registry:
+        outside.dns.zone.update(registry.zone)
+        yield registry
+
+
+@pytest.fixture
+def pypi_registry(_pypi: PypiRegistry) -> PypiRegistry:
+    """The Python index with the hostile packages, which has seen nothing yet. Its names are in the tests' DNS."""
+    _pypi.forget()
+    return _pypi
+
+
+@pytest.fixture
+def npm_registry(_npm: NpmRegistry) -> NpmRegistry:
+    """The npm registry with the hostile packages, which has seen nothing yet. Its names are in the tests' DNS."""
+    _npm.forget()
+    return _npm
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,8 @@ from tests.servers import (
     RecordingTcp,
     RecordingUdp,
     TlsBannerTcp,
+    index_page,
+    packument,
 )
 
 PRELUDE = (Path(__file__).parent / "inside.py").read_text()
@@ -110,6 +112,7 @@ class Outside:
         self.untrusted = Https(loop, world.public_address(), 443, trustme.CA(), ["untrusted.test"])
         self.index = Https(loop, world.public_address(), 443, issue, ["index.test"])
         self.npm = Https(loop, world.public_address(), 443, issue, ["npm.test"])
+        self.index.page, self.npm.page = index_page, packument
         self.local = Http(loop, "127.0.0.1", 0)
         self.local_unlisted = RecordingTcp(loop, "127.0.0.1", 0)
         # Everything else at every address: whatever is dialled by mistake arrives here.

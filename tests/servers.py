@@ -232,13 +232,46 @@ class TlsBannerTcp(TlsPeer, BannerTcp):
     """The line protocol inside TLS."""
 
 
+def index_page(target: str, nonce: str) -> object:
+    """The page of any project of a Python index (PEP 691), with one file, the nonce in its build tag."""
+    name = target.rstrip("/").rpartition("/")[2]
+    wheel = f"{name.replace('-', '_')}-1.0-1nonce{nonce}-py3-none-any.whl"
+    file = {
+        "filename": wheel,
+        "url": f"https://index.test/files/{wheel}",
+        "hashes": {"sha256": "0" * 64},
+        "upload-time": "2020-01-01T00:00:00.000000Z",
+        "size": 1,
+    }
+    return {"meta": {"api-version": "1.1"}, "name": name, "versions": ["1.0"], "files": [file]}
+
+
+def packument(target: str, nonce: str) -> object:
+    """The packument of any npm package, with one version, the nonce in a tag of it."""
+    name = target.lstrip("/")
+    dist = {
+        "tarball": f"https://npm.test/{name}/-/{name}-1.0.0.tgz",
+        "integrity": f"sha512-{'A' * 86}==",
+        "shasum": "0" * 40,
+    }
+    return {
+        "name": name,
+        "dist-tags": {"latest": "1.0.0", f"nonce{nonce}": "1.0.0"},
+        "versions": {"1.0.0": {"name": name, "version": "1.0.0", "dist": dist}},
+        "time": {"created": "2020-01-01T00:00:00.000Z", "1.0.0": "2020-01-01T00:00:00.000Z"},
+    }
+
+
 class Http(Peer):
     """HTTP/1.1.
 
     `/echo` tells what came; `/bytes/N` sends N bytes; `/chunked/N` N chunks; `/sse/N` N events, each after the
     first only when somebody has asked for `/ack/I` of the one before; `/hold` answers when the test calls `release`;
-    `/ws` echoes WebSocket messages; `/status/N` answers so; every other path is as `/echo`.
+    `/ws` echoes WebSocket messages; `/status/N` answers so; every other path is as `/echo`. With a `page`, that is
+    what is answered instead of an echo, as JSON.
     """
+
+    page: Callable[[str, str], object] | None = None
 
     def __init__(self, *args: Any) -> None:
         self._acknowledged: dict[int, asyncio.Event] = {}
@@ -321,7 +354,7 @@ class Http(Peer):
         await writer.wait_closed()
 
     def _send_echo(self, seen: SeenRequest, writer: asyncio.StreamWriter) -> None:
-        body = _echo(self.nonce, seen)
+        body = _echo(self.nonce, seen) if self.page is None else json.dumps(self.page(seen.target, self.nonce)).encode()
         writer.write(_head(200, "application/json", len(body)) + (b"" if seen.method == "HEAD" else body))
 
     async def _web_socket(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:

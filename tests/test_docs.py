@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import typer.main
 from pydantic import BaseModel
 
 from proxy.network import Reason
+from proxy.packages.reasons import Availability, PackageReason, SyntaxDetail
 from sandbox import attempt, cli, execute, results, run_commands
 from sandbox.contract import (
     AttemptRecord,
@@ -26,6 +28,7 @@ from sandbox.contract import (
     Evidence,
     FullDisk,
     NetworkReport,
+    PackageFault,
     ToolResult,
     Usage,
 )
@@ -38,6 +41,7 @@ PAGES = {
 }
 README, COMMANDS, RESULTS = PAGES["README.md"], PAGES["docs/commands.md"], PAGES["docs/results.md"]
 DESIGN, THREATS, POLICY = PAGES["docs/design.md"], PAGES["docs/threat-model.md"], PAGES["docs/policy.md"]
+PACKAGES = PAGES["docs/packages.md"]
 
 
 def section(text: str, title: str) -> str:
@@ -93,7 +97,7 @@ def test_every_command_has_its_place_and_every_option_its_line(name: str) -> Non
 
 def test_no_option_is_explained_that_does_not_exist() -> None:
     known = {spelling for name in ALL_COMMANDS for option in options(name) for spelling in option.opts} | {"--help"}
-    for page in (README, COMMANDS, POLICY, PAGES["docs/audit.md"]):
+    for page in (README, COMMANDS, POLICY, PACKAGES, PAGES["docs/audit.md"]):
         mentioned = set(re.findall(r"(?:`|sluicegate [^\n`]*?\s|\[)(--[a-z][a-z-]+)", page))
         assert mentioned <= known, mentioned - known
 
@@ -162,7 +166,8 @@ def test_every_code_of_an_error_is_explained_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [ToolResult, CallError, AttemptRecord, Evidence, FullDisk, Usage, NetworkReport, DestinationCount]
+    "model",
+    [ToolResult, CallError, PackageFault, AttemptRecord, Evidence, FullDisk, Usage, NetworkReport, DestinationCount],
 )
 def test_every_field_of_a_result_is_explained(model: type[BaseModel]) -> None:
     cells = " ".join(cell for row in rows(RESULTS) for cell in row)
@@ -175,6 +180,16 @@ def test_every_denial_has_advice() -> None:
     advice = {cells[0].strip("`"): cells[2] for cells in rows(section(POLICY, "## Reasons")) if len(cells) == 3}
     silent = {Reason.ALLOWED, Reason.ATTEMPT_OVER}
     assert [reason for reason in Reason if not advice[reason] and reason not in silent] == []
+
+
+@pytest.mark.parametrize(
+    ("title", "codes"),
+    [("## Reasons", PackageReason), ("## Availability", Availability), ("## Details", SyntaxDetail)],
+)
+def test_every_code_of_packages_has_its_line_and_no_other_has(title: str, codes: type[StrEnum]) -> None:
+    lines = rows(section(PACKAGES, title))[1:]
+    assert [cells[0].strip("`") for cells in lines] == [str(code) for code in codes]
+    assert all(cell for cells in lines for cell in cells), "each has a meaning, and what to do about it"
 
 
 # The threat model

@@ -170,6 +170,9 @@ def test_a_wheel_has_both_packages_the_command_and_the_shipped_policies(tmp_path
     policies = [path for path in (TOP / "configs" / "policies").iterdir() if path.is_file()]
     assert policies
     assert {f"sandbox/_policies/{path.name}" for path in policies} <= names
+    lists = [path.relative_to(TOP).as_posix() for path in (TOP / "proxy" / "packages" / "data").iterdir()]
+    assert len(lists) == 4
+    assert set(lists) <= names
     assert not [name for name in names if name.startswith(("tests/", "tools/", "benchmarks/"))]
 
 

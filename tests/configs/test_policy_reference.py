@@ -20,10 +20,17 @@ REFERENCE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n(version: 1\n.*?)```", REFERENCE, re.DOTALL)
 
 
+WRITTEN_AS_ONE = ("timeout_seconds", "memory_mib", "registries")
+PER_ECOSYSTEM = (
+    "packages.names.allow", "packages.names.deny", "packages.names.internal_prefixes", "packages.versions.deny",
+    "packages.similarity.list_files", "packages.exemptions",
+)  # fmt: skip
+
+
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, info in model.model_fields.items():
         inner = [part for part in [info.annotation] if isinstance(part, type) and issubclass(part, BaseModel)]
-        if inner and name not in ("timeout_seconds", "memory_mib", "registries"):
+        if inner and name not in WRITTEN_AS_ONE and f"{prefix}{name}" not in PER_ECOSYSTEM:
             yield from keys(inner[0], f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"

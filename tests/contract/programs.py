@@ -172,7 +172,7 @@ def ask(*requests: str) -> Pair:
     asked = json.dumps([request.split(" ", 1) for request in requests])
     return pair(
         f"""
-import json, socket, urllib.request
+import json, re, socket, urllib.request
 def ask(method, target):
     try:
         if method == "DIAL":
@@ -183,7 +183,7 @@ def ask(method, target):
                 return answer.split()[1] if answer.startswith("recorded ") else None
         request = urllib.request.Request(target, method=method, data=b"x" if method == "POST" else None)
         with urllib.request.urlopen(request, timeout=20) as answer:
-            return json.loads(answer.read())["nonce"]
+            return re.search(r"nonce\\W*([0-9a-f]{{16}})", answer.read().decode())[1]
     except (OSError, ValueError):
         return None
 print(json.dumps([ask(method, target) for method, target in {asked}]))
@@ -200,7 +200,7 @@ async function ask(method, target) {{
   try {{
     if (method === 'DIAL') return await dial(...target.split(':'));
     const answer = await fetch(target, {{method, body: method === 'POST' ? 'x' : undefined}});
-    return answer.ok ? (await answer.json()).nonce : null;
+    return answer.ok ? /nonce\\W*([0-9a-f]{{16}})/.exec(await answer.text())[1] : null;
   }} catch {{
     return null;
   }}

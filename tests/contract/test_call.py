@@ -176,7 +176,7 @@ def test_a_valid_dependency_can_be_refused(contract: Lab, language: str) -> None
     result = contract.run("1", prelude=False, language=language, packages=[f"a{DELIMITER[language]}1.0"]).result
     assert (result.status, result.attempts, result.exit_code) == ("error", [], None)
     assert result.error is not None
-    assert result.error.reason == "packages_unavailable"
+    assert result.error.reason == "packages_not_allowed"
 
 
 # Timeout

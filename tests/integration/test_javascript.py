@@ -10,7 +10,7 @@ import pytest
 from proxy.network import Reason
 from sandbox.contract import Cause, Status
 from tests.javascript import run_js
-from tests.lab import NAMED, REGISTRY, Lab, Outside, Run
+from tests.lab import NAMED, REGISTRY, Lab, Outside, Run, named
 
 type Confined = Callable[..., Run]
 
@@ -422,3 +422,20 @@ report({status: view.status, err: view.stderr.slice(0, 2000)});
 """
     only(run_js(lab.run, code, REGISTRY, timeout=60))
     assert ("GET", "/six") in [(request.method, request.target) for request in outside.npm.journal.requests]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://other.test/", "https://other.test/", "http://broken.test/", "https://broken.test/"]
+)
+def test_a_program_that_does_not_read_what_it_is_refused_with_ends(lab: Lab, url: str) -> None:
+    """A response that nobody reads keeps Node.js up for as long as its connection lasts. The reason phrase says why."""
+    module = "https" if url.startswith("https") else "http"
+    code = f"require('{module}').get('{url}', (response) => report({{status: response.statusCode, why: response.statusMessage}}))"
+    run = run_js(lab.run, code, named("other.test", "broken.test") if "broken" in url else NAMED, timeout=20)
+    seen = only(run)
+    if "broken" in url:
+        assert seen["status"] == 502
+        assert seen["why"].startswith("Allowed by sluicegate, but failed: dns_failed: ")
+    else:
+        assert seen["status"] == 403
+        assert seen["why"].startswith("Blocked by sluicegate: host_not_allowed: ")

@@ -37,7 +37,7 @@ CASES = """\
 cases:
   - {call: [shop.test], request: GET https://shop.test/public/x, verdict: allow, rule: "network.allow[0]"}
   - {call: [shop.test], request: GET https://shop.test/x, verdict: deny, reason: path_not_allowed}
-  - {call: registry-default, request: https://index.test/simple/, verdict: allow}
+  - {call: registry-default, request: https://index.test/simple/six/, verdict: allow}
   - {call: unrestricted, request: https://shop.test/, verdict: refused, reason: mode_not_allowed, rule: network.modes}
 """
 
@@ -107,7 +107,7 @@ EXPLAINED = [
     (["--domain", "box.test", "https://box.test/"], 0, "allowed", "network.allow[3]"),
     (["--domain", "box.test", "http://box.test/"], 1, "address_not_public", "network.private_addresses[0]"),
     (["--domain", "pin.test", "https://pin.test/"], 0, "allowed", "network.allow[2]"),
-    (["--allow-network", "https://index.test/simple/"], 0, "allowed", "registries.python[0]"),
+    (["--allow-network", "https://index.test/simple/six/"], 0, "allowed", "registries.python[0]"),
     (["--allow-network", "https://shop.test/"], 1, "host_not_allowed", "registries.python"),
     (["--allow-network", "--domain", "shop.test", "https://index.test/"], 1, "host_not_allowed", "network.allow"),
     (["--unrestricted", "https://shop.test/"], 1, "mode_not_allowed", "network.modes"),
@@ -153,7 +153,7 @@ def test_a_host_passed_through_is_said_not_to_be_seen(run: Run, policy: Path) ->
 
 
 def test_registries_are_shown_with_where_they_come_from(run: Run, policy: Path) -> None:
-    result = run("explain", "--policy", policy, "--allow-network", "https://index.test/simple/")
+    result = run("explain", "--policy", policy, "--allow-network", "https://index.test/simple/six/")
     assert "registries.python[0]: index.test:443 - `network.registries.python[0]` of the policy" in result.stdout
 
 

@@ -3,8 +3,9 @@
 Owns: reading one OSV document, the index by package, and which advisories hold for a version. Must not: read files, or
 say what a policy makes of an advisory.
 
-Where a document is unclear, it is taken to cover more: a version that can't be read ends no range, and a report of
-malware without versions covers all of them. A withdrawn advisory covers nothing.
+Where a document is unclear, it is taken to cover more: a version that can't be read ends no range, a range that can't
+be read is of all versions, and so is an entry that says something of versions of which nothing can be read. A report of
+malware without versions covers all of them. A withdrawn advisory covers nothing, from the time it says.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from proxy.packages.model import (
     parse_version,
 )
 
-_ECOSYSTEMS = {"PyPI": Ecosystem.PYPI, "npm": Ecosystem.NPM}
+_ECOSYSTEMS = {"pypi": Ecosystem.PYPI, "npm": Ecosystem.NPM}  # in lower case
 _EMBEDDED_MALICIOUS_CODE = "CWE-506"
 
 # The lower ends of CVSS's own bands, for documents that have the word and no vector.
@@ -95,27 +96,32 @@ class Report:
     versions: tuple[Any, ...]
 
     def advisory(self, ecosystem: Ecosystem) -> Advisory:
-        ranges = [_mapping(one) for one in self.ranges]
-        listed = [text for text in self.versions if isinstance(text, str)]
         score = _score(self.severities, self.bands)
-        events = tuple(_events(ecosystem, one) for one in ranges if one.get("type") in ("SEMVER", "ECOSYSTEM"))
-        events = tuple(one for one in events if one)
-        # Ranges of a repository's commits say nothing of versions; without any statement, all are meant.
-        everything = (not listed and not events and (self.malicious or not ranges)) or any(
-            one == (("introduced", None),) for one in events
+        # Ranges of a repository's commits say nothing of versions.
+        ranges = [one for one in map(_mapping, self.ranges) if str(one.get("type")).upper() != "GIT"]
+        events = tuple(_events(ecosystem, one) for one in ranges)
+        versions = frozenset(
+            version
+            for text in self.versions
+            if isinstance(text, str) and (version := _version(ecosystem, text)) is not None
         )
-        if everything:
+        # Without any statement that can be read all versions are meant, unless one of commits is all there is.
+        silent = not versions and not events and (self.malicious or bool(self.versions) or not self.ranges)
+        if silent or any(one in ((), (("introduced", None),)) for one in events):
             return Advisory(self.id, self.malicious, score, everything=True, aliases=self.aliases)
-        versions = frozenset(version for text in listed if (version := _version(ecosystem, text)) is not None)
         return Advisory(self.id, self.malicious, score, False, events, versions, self.aliases)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One OSV document: the packages that it speaks of, each with what it says. `modified`: when it was changed."""
+    """One OSV document: the packages that it speaks of, each with what it says. `modified`: when it was changed.
+
+    `withdrawn`: since when it says nothing.
+    """
 
     modified: datetime | None
     reports: tuple[tuple[PackageName, Report], ...]
+    withdrawn: datetime | None = None
 
 
 class Advisories:
@@ -167,6 +173,8 @@ def build(documents: Iterable[Document], now: datetime) -> Advisories:
         modified = document.modified
         if modified is not None and modified <= now and (newest is None or modified > newest):
             newest = modified
+        if document.withdrawn is not None and document.withdrawn <= now:
+            continue
         for name, report in document.reports:
             key = (name.ecosystem, name.normal)
             found[key] = (*found.get(key, ()), report)
@@ -196,8 +204,6 @@ def read_document(document: object) -> Document:
     identity, affected = document.get("id"), document.get("affected", [])
     if not isinstance(identity, str) or not identity or not isinstance(affected, list):
         raise InvalidAdvisory("it has no `id`, or its `affected` is no list")
-    if document.get("withdrawn"):
-        return Document(modified, ())
     aliases = tuple(a for a in _list(document.get("aliases")) if isinstance(a, str))
     specific = _mapping(document.get("database_specific"))
     malicious = (
@@ -209,7 +215,7 @@ def read_document(document: object) -> Document:
     for item in affected:
         entry = _mapping(item)
         package = _mapping(entry.get("package"))
-        ecosystem = _ECOSYSTEMS.get(str(package.get("ecosystem", "")).partition(":")[0])
+        ecosystem = _ECOSYSTEMS.get(str(package.get("ecosystem", "")).partition(":")[0].strip().lower())
         if ecosystem is None:
             continue
         try:
@@ -223,11 +229,11 @@ def read_document(document: object) -> Document:
             malicious,
             severities=(*severities, *_list(entry.get("severity"))),
             bands=tuple(str(holder["severity"]).upper() for holder in holders if "severity" in holder),
-            ranges=tuple(_list(entry.get("ranges"))),
-            versions=tuple(_list(entry.get("versions"))),
+            ranges=_statements(entry.get("ranges")),
+            versions=_statements(entry.get("versions")),
         )
         found.append((name, report))
-    return Document(modified, tuple(found))
+    return Document(modified, tuple(found), _time(document.get("withdrawn")))
 
 
 def _events(ecosystem: Ecosystem, one: Mapping[str, Any]) -> tuple[tuple[str, PackageVersion | None], ...]:
@@ -276,8 +282,9 @@ def _base_score(kind: str, vector: str) -> float | None:
 
 
 def _version(ecosystem: Ecosystem, text: str) -> PackageVersion | None:
+    """npm's is `v1.0.0` in some documents, as in tags of repositories."""
     try:
-        return parse_version(ecosystem, text)
+        return parse_version(ecosystem, text.strip().removeprefix("v") if ecosystem is Ecosystem.NPM else text)
     except InvalidVersion:
         return None
 
@@ -290,6 +297,13 @@ def _time(value: object) -> datetime | None:
     except ValueError:
         return None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _statements(value: object) -> tuple[Any, ...]:
+    """The entries of a list. Anything else that is there is one entry, which nobody can read."""
+    if isinstance(value, list):
+        return tuple(value)
+    return () if value is None else (None,)
 
 
 def _list(value: object) -> list[Any]:

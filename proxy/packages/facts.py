@@ -43,12 +43,14 @@ def _file(facts: FileFacts) -> dict[str, Any]:
         "hashes": dict(facts.hashes),
         "size_bytes": facts.size_bytes,
         "quarantined": facts.quarantined,
+        "released_at": _text(facts.released_at),
     }
 
 
 def _read_file(name: PackageName, entry: Mapping[str, Any]) -> FileFacts:
     version = parse_version(name.ecosystem, entry["version"])
-    read = {"version": version, "kind": FileKind(entry["kind"]), "uploaded_at": _time(entry["uploaded_at"])}
+    times = {key: _time(entry[key]) for key in ("uploaded_at", "released_at")}
+    read = {"version": version, "kind": FileKind(entry["kind"]), **times}
     return FileFacts(name=name, **{**entry, **read})
 
 

@@ -5,7 +5,8 @@ Owns: what a client is told of files that it may not have. Must not: judge; the 
 A resolver has to choose what it can get, and people have to see why the rest is missing:
 
 - a forbidden Python file stays on the page as yanked, with the reason (PEP 592). uv and pip leave it out, say why where
-  nothing else would do, and still ask for it by an exact pin, which is then refused with the same reason;
+  nothing else would do, and still ask for it by an exact pin, which is then refused with the same reason. For a
+  preparation it is left out where another file of its release may be had: uv would take the better one, and fail;
 - a forbidden npm version is moved to `policyRestrictions`, whose message npm prints; `latest` is the newest one left.
   Other clients find it missing;
 - what could not be read is left out.
@@ -62,15 +63,19 @@ class FilteredPage:
 
 
 def filter_page(
-    page: ProjectPage, document: Document, judge: Callable[[FileFacts], PackageVerdict], *, as_html: bool = False
-) -> FilteredPage:
-    """The page with every file judged. `document` is what `page` was read from; it is not changed."""
+    page: ProjectPage, document: Document, judge: Callable[[FileFacts], PackageVerdict], *, as_html: bool = False,
+    only_choice: bool = False,
+) -> FilteredPage:  # fmt: skip
+    """The page with every file judged. `document` is what `page` was read from; it is not changed.
+
+    `only_choice`: a forbidden Python file is shown, as yanked, only where its release has no other.
+    """
     verdicts = [(listed, judge(listed.facts)) for listed in page.files.values()]
     if page.registry.ecosystem is Ecosystem.NPM:
         written: Document = _packument(page, document, verdicts)
         body, kind = _dump(written), PACKUMENT
     else:
-        written = _index(page, document, verdicts)
+        written = _index(page, document, _only_choices(verdicts) if only_choice else verdicts)
         body, kind = (_html(written), HTML_INDEX) if as_html else (_dump(written), JSON_INDEX)
     withheld = Counter(verdict.reason.value for _, verdict in verdicts if verdict.reason is not None)
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -88,6 +93,11 @@ def _dump(document: Document) -> bytes:
 
 
 # Python
+
+
+def _only_choices(verdicts: list[tuple[Listed, PackageVerdict]]) -> list[tuple[Listed, PackageVerdict]]:
+    had = {listed.facts.version for listed, verdict in verdicts if verdict.allowed}
+    return [one for one in verdicts if one[1].allowed or one[0].facts.version not in had]
 
 
 def _index(page: ProjectPage, document: Document, verdicts: list[tuple[Listed, PackageVerdict]]) -> Document:

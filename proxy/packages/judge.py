@@ -100,10 +100,8 @@ def judge_name(
     dependencies: names of the standard library are real packages there (npm's `events`, `punycode`).
     """
     now = _aware(now)
-    if (denied := policy.denied_names[name.ecosystem].get(name.folded)) is not None:
-        return PackageVerdict(
-            PackageReason.NAME_DENIED, denied, f"`{name}` is denied by the policy", hint_for(PackageReason.NAME_DENIED)
-        )
+    if (denied := _denied_name(policy, name)) is not None:
+        return denied
     allowed = name.normal in policy.allowed_names[name.ecosystem]
     if policy.names.mode is NameMode.ALLOWLIST and not allowed:
         return _refuse(
@@ -129,8 +127,40 @@ def judge_name(
     return _allow(warnings)
 
 
+def judge_alias(policy: PackagePolicy, name: PackageName) -> PackageVerdict:
+    """Judge a name that a dependency gives to another package: `"@acme/x": "npm:other@1.0.0"`.
+
+    Code imports the package by it, so it may be neither a denied name nor one of the operator's own. What is said of
+    names that a registry has does not hold: nothing was registered by it.
+    """
+    found = _denied_name(policy, name)
+    if found is None and name.normal not in policy.allowed_names[name.ecosystem]:
+        found = _internal_name(policy, name)
+    return found or _ALLOWED
+
+
+def _denied_name(policy: PackagePolicy, name: PackageName) -> PackageVerdict | None:
+    denied = policy.denied_names[name.ecosystem].get(name.folded)
+    if denied is None:
+        return None
+    message = f"`{name}` is denied by the policy"
+    return PackageVerdict(PackageReason.NAME_DENIED, denied, message, hint_for(PackageReason.NAME_DENIED))
+
+
 def _general(policy: PackagePolicy, name: PackageName, data: PolicyData, *, requested: bool) -> PackageVerdict | None:
     """What is said of names in general, which an entry of `names.allow` lifts."""
+    if (internal := _internal_name(policy, name)) is not None:
+        return internal
+    if requested and policy.names.stdlib is Action.DENY and _module_name(name) in data.stdlib[name.ecosystem]:
+        return _refuse(
+            PackageReason.STDLIB_NAME,
+            "names.stdlib",
+            f"`{name}` is a module of {name.ecosystem.language_name}'s standard library",
+        )
+    return None
+
+
+def _internal_name(policy: PackagePolicy, name: PackageName) -> PackageVerdict | None:
     for place, prefix in enumerate(policy.names.internal_prefixes.of(name.ecosystem)):
         if name.folded.startswith(prefix.lower()) or name.folded == prefix.lower().rstrip("-/"):
             return _refuse(
@@ -139,12 +169,6 @@ def _general(policy: PackagePolicy, name: PackageName, data: PolicyData, *, requ
                 f"`{name}` is a name of the operator's own packages: they begin with `{prefix}`",
                 name,
             )
-    if requested and policy.names.stdlib is Action.DENY and _module_name(name) in data.stdlib[name.ecosystem]:
-        return _refuse(
-            PackageReason.STDLIB_NAME,
-            "names.stdlib",
-            f"`{name}` is a module of {name.ecosystem.language_name}'s standard library",
-        )
     return None
 
 
@@ -314,7 +338,9 @@ def _age_faults(
     policy: PackagePolicy, file: FileFacts, package: PackageFacts, now: datetime, data: PolicyData
 ) -> Iterator[tuple[PackageVerdict, Action]]:
     age, name, version = policy.age, file.name, file.version
-    if age.version_min and not (age.security_fix_exempt and _is_security_fix(name, version, data)):
+    if age.version_min and not (
+        age.security_fix_exempt and _came_with_its_release(file) and _is_security_fix(name, version, data)
+    ):
         if file.uploaded_at is None:
             message = f"the registry doesn't say when `{version}` of `{name}` was published"
             yield _refuse(PackageReason.RELEASE_TIME_UNKNOWN, "age.unknown", message), age.unknown
@@ -360,6 +386,21 @@ def duration_text(seconds: int) -> str:
         if seconds and seconds % size == 0:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def _came_with_its_release(file: FileFacts) -> bool:
+    """Whether a file was there when its version was published: a wheel that is added later mends nothing.
+
+    A version of npm has one file.
+    """
+    if file.name.ecosystem is Ecosystem.NPM:
+        return True
+    if file.uploaded_at is None or file.released_at is None:
+        return False
+    return _aware(file.uploaded_at) - _aware(file.released_at) <= _RELEASE_SPAN
+
+
+_RELEASE_SPAN = timedelta(hours=24)  # builds for many platforms take hours
 
 
 def _is_security_fix(name: PackageName, version: PackageVersion, data: PolicyData) -> bool:

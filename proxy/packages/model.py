@@ -271,7 +271,8 @@ class FileFacts:
     None: the registry doesn't say. `deprecated` is the text of an npm deprecation. `quarantined`: the registry has
     taken the project out of use.
 
-    Of PyPI's files each has a time of its own: a file added late to an old release is as new as it is.
+    Of PyPI's files each has a time of its own: a file added late to an old release is as new as it is. `released_at`
+    is the time of the first file of its version.
     """
 
     name: PackageName
@@ -286,6 +287,7 @@ class FileFacts:
     hashes: Mapping[str, str] = field(default_factory=dict, hash=False)
     size_bytes: int | None = None
     quarantined: bool = False
+    released_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ under that name. Every other entry is left out and counted: nothing could be sai
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -44,6 +45,11 @@ MAX_FILES = 50_000  # of one project; the largest has some 10,000
 _INSTALL_SCRIPTS = ("preinstall", "install", "postinstall")
 
 
+_MAX_SIZE = 1 << 50  # of one file; what is said beyond is no size
+_HALF = re.compile(r"[\ud800-\udfff]")
+_ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
 class InvalidPage(ValueError):
     """The document is not a page of this project. The message says why."""
 
@@ -68,9 +74,15 @@ class ProjectPage:
 
 
 def read_document(body: bytes) -> Document:
-    """The JSON object of a page. Raises `InvalidPage`."""
+    """The JSON object of a page. Raises `InvalidPage`.
+
+    Halves of characters (`\\ud83d` alone), which JSON can spell and no encoding can, are replaced in every text.
+    """
     try:
-        document = json.loads(body, parse_constant=_refuse_constant)
+        text = body.decode("utf-8-sig")
+        document = json.loads(text, parse_constant=_refuse_constant)
+        if _ESCAPED_HALF.search(text):
+            document = _whole(document)
     except (ValueError, RecursionError) as error:
         raise InvalidPage("it is not JSON") from error
     if not isinstance(document, dict):
@@ -83,6 +95,21 @@ def read_page(registry: Registry, name: PackageName, document: Document) -> Proj
     if registry.ecosystem is Ecosystem.PYPI:
         return _read_index(registry, name, document)
     return _read_packument(registry, name, document)
+
+
+def whole_text(text: str) -> str:
+    """A publisher's text, with what is no character replaced: it may be in another document, or in a message."""
+    return _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _whole(value: object) -> Any:
+    if isinstance(value, str):
+        return whole_text(value)
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    if isinstance(value, dict):
+        return {whole_text(key): _whole(one) for key, one in value.items()}
+    return value
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -111,9 +138,27 @@ def _read_index(registry: Registry, name: PackageName, document: Document) -> Pr
             continue
         seen.add(listed.facts.filename)
         files[listed.location] = listed
-    times = [one.facts.uploaded_at for one in files.values() if one.facts.uploaded_at is not None]
+    released = _released(files.values())
+    files = {
+        location: replace(one, facts=replace(one.facts, released_at=released.get(one.facts.version)))
+        for location, one in files.items()
+    }
+    times = released.values()
     package = PackageFacts(name, min(times, default=None), quarantined)
     return ProjectPage(registry, package, files, len(entries) - len(files))
+
+
+def _released(files: Iterable[Listed]) -> dict[PackageVersion, datetime]:
+    """When the first file of each version was uploaded."""
+    found: dict[PackageVersion, datetime] = {}
+    for one in files:
+        at = one.facts.uploaded_at
+        if at is not None and at < found.get(one.facts.version, _LATEST):
+            found[one.facts.version] = at
+    return found
+
+
+_LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 def _listed(
@@ -137,9 +182,9 @@ def _listed(
         kind=wheel_or_sdist(filename),
         uploaded_at=read_time(entry.get("upload-time")),
         yanked=yanked is not False and yanked is not None,  # PEP 592: an empty reason is one too
-        yanked_reason=yanked if isinstance(yanked, str) and yanked else None,
+        yanked_reason=whole_text(yanked) if isinstance(yanked, str) and yanked else None,
         hashes=_texts(hashes),
-        size_bytes=size if isinstance(size, int) and not isinstance(size, bool) else None,
+        size_bytes=size if isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= _MAX_SIZE else None,
         quarantined=quarantined,
     )
     return Listed(facts, location, place)
@@ -192,7 +237,7 @@ def _tarballs(registry: Registry, name: PackageName, versions: Document, times: 
             filename=filename,
             kind=FileKind.TARBALL,
             uploaded_at=read_time(times.get(text)),
-            deprecated=deprecated if isinstance(deprecated, str) and deprecated else None,
+            deprecated=whole_text(deprecated) if isinstance(deprecated, str) and deprecated else None,
             has_install_script=_runs_scripts(manifest),
             hashes=_texts({"integrity": dist.get("integrity"), "sha1": dist.get("shasum")}),
         )
@@ -255,7 +300,7 @@ def _texts(value: object) -> dict[str, str]:
     """The entries of an object whose values are texts."""
     if not isinstance(value, dict):
         return {}
-    return {key: text for key, text in value.items() if isinstance(text, str)}
+    return {whole_text(key): whole_text(text) for key, text in value.items() if isinstance(text, str)}
 
 
-__all__ = ["Document", "InvalidPage", "Listed", "ProjectPage", "read_document", "read_page", "read_time"]
+__all__ = ["Document", "InvalidPage", "Listed", "ProjectPage", "read_document", "read_page", "read_time", "whole_text"]

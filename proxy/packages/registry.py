@@ -45,7 +45,7 @@ from proxy.packages.model import Ecosystem, FileFacts, PackageName, parse_name
 from proxy.packages.pages import InvalidPage, ProjectPage, read_document, read_page
 from proxy.packages.policy import PackagePolicy
 from proxy.packages.reasons import Availability
-from proxy.packages.requests import Registry, RegistryRequest, Unknown, page_target
+from proxy.packages.requests import Purpose, Registry, RegistryRequest, Unknown, page_target
 from proxy.resolver import Resolver
 from proxy.responses import without_body
 
@@ -245,7 +245,9 @@ class Registries:
         assert grant.packages is not None
         policy, now = grant.packages.policy, datetime.now(UTC)
         # The same for all whose registry is the same: what else of a grant differs shows in nothing of a page.
-        key = (project.digest, page.registry, policy_revision(policy, data), int(now.timestamp()) // _HOUR, as_html)
+        preparing = grant.packages.purpose is Purpose.PREPARATION
+        hour = int(now.timestamp()) // _HOUR
+        key = (project.digest, page.registry, policy_revision(policy, data), hour, as_html, preparing)
         if (known := self._filtered.get(key)) is not None:
             return known
         running = self._filtering.get(key)
@@ -255,8 +257,9 @@ class Registries:
             def work() -> FilteredPage:
                 document = read_document(project.body)
                 return filter_page(
-                    page, document, lambda file: judge_file(policy, file, package, now, data), as_html=as_html
-                )
+                    page, document, lambda file: judge_file(policy, file, package, now, data), as_html=as_html,
+                    only_choice=preparing,
+                )  # fmt: skip
 
             running = asyncio.get_running_loop().run_in_executor(self._workers, work)
             self._filtering[key] = running

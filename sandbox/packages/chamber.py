@@ -23,6 +23,7 @@ from sandbox.contract import MAX_STDERR_CHARS
 from sandbox.isolation.client import Launcher
 from sandbox.isolation.plan import MIB, WORKSPACE, LaunchPlan, ReadOnly, Tmpfs
 from sandbox.isolation.pool import WarmPool
+from sandbox.packages.diagnosis import excerpt
 from sandbox.packages.program import program
 from sandbox.runtimes import python
 from sandbox.runtimes.python import Interpreter
@@ -86,7 +87,7 @@ class Chamber:
         if spool.overflowed:
             raise ChamberFailed("the preparation wrote more than it may")
         if outcome.verdict.exit_code != 0:
-            said = outcome.output.stderr.text.strip().rpartition("\n")[2][:500]
+            said = excerpt(outcome.output.stderr.text.strip().rpartition("\n")[2])  # by whoever is inside
             why = outcome.verdict.message or outcome.verdict.error_code
             raise ChamberFailed(f"the preparation sandbox failed: {why}" + (f": {said}" if said else ""))
         return outcome

@@ -7,11 +7,19 @@ snapshots without a network. Owns: the order. Must not: have rules of its own; `
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from proxy.packages.judge import PackageVerdict, PolicyData, is_exempt, judge_closure, judge_file, judge_name
-from proxy.packages.model import FileFacts, PackageFacts, PackageName, PackageVersion
+from proxy.packages.judge import (
+    PackageVerdict,
+    PolicyData,
+    is_exempt,
+    judge_alias,
+    judge_closure,
+    judge_file,
+    judge_name,
+)
+from proxy.packages.model import FileFacts, InvalidName, PackageFacts, PackageName, PackageVersion, parse_name
 from proxy.packages.policy import Action, HookAction, PackagePolicy
 from proxy.packages.reasons import PackageReason, hint_for
 from sandbox.packages.locked import Fault
@@ -66,7 +74,19 @@ def judge_manifest(rules: Rules, manifest: Manifest) -> tuple[Fault, ...]:
         file, package = manifest.facts_of(artifact)
         found.append(judge_artifact(rules, file, package, requested=artifact.requested))
         found += judge_findings(rules, file.name, file.version, artifact.contents.findings)
+        found += _judge_aliases(rules, file, artifact.places)
     return tuple(fault for fault in found if fault is not None)
+
+
+def _judge_aliases(rules: Rules, file: FileFacts, places: Iterable[str]) -> Iterator[Fault]:
+    """By the names that code imports it by, which a dependency may choose. A wheel has none of its own: `("",)`."""
+    for text in sorted({place.rpartition("/node_modules/")[2] for place in places} - {"", file.name.normal}):
+        try:
+            alias = parse_name(file.name.ecosystem, text)
+        except InvalidName as error:
+            raise ValueError(f"the place of `{file.name}`: {error}") from error
+        if fault := fault_of(judge_alias(rules.policy, alias), file.name, file.version):
+            yield replace(fault, detail=f"it would be installed under another name: {fault.detail}")
 
 
 def judge_findings(

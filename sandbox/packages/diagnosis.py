@@ -23,6 +23,8 @@ from proxy.packages.model import (
     InvalidName,
     InvalidVersion,
     PackageFacts,
+    PackageName,
+    PackageVersion,
     Selector,
     Specifier,
     parse_name,
@@ -30,7 +32,7 @@ from proxy.packages.model import (
 )
 from proxy.packages.model import SelectorKind as Kind
 from proxy.packages.reasons import AVAILABILITY_HINTS, Availability, PackageReason, hint_for
-from proxy.packages.requests import Registry
+from proxy.packages.requests import Registry, read_filename, read_tarball
 from sandbox.packages.closure import Rules, fault_of, judge_artifact
 from sandbox.packages.locked import Fault
 
@@ -44,9 +46,17 @@ _UV_MENTION = re.compile(
 _NPM_NAME = r"((?:@[A-Za-z0-9._-]+(?:/|%2[fF]))?[A-Za-z0-9][A-Za-z0-9._-]*)"
 _NPM_VERSION = r"(?:@([0-9][A-Za-z0-9+._-]*[A-Za-z0-9]))?"
 _MAX_MENTIONS = 10
+# A file that the proxy has refused to a resolver: the line has the status and the file's URL.
+_REFUSED = re.compile(r"^.*?\b403\b.*?(https?://[^\s()`'\"]+)", re.MULTILINE)
 
 # What a resolver found in an artifact or in its metadata, where the pages show nothing.
 _FINDINGS: tuple[tuple[str, PackageReason | Availability, str], ...] = (
+    (
+        r"No space left on device|\bENOSPC\b",
+        PackageReason.CLOSURE_TOO_LARGE,
+        "what resolving it takes does not fit into the sandbox",
+    ),
+    (r"unexpected JSON", Availability.REGISTRY_UNAVAILABLE, "a page of the registry cannot be read"),
     (r"\bEALLOW[A-Z]+\b", PackageReason.NON_REGISTRY_SOURCE, "it, or what it needs, would not come from the registry"),
     (
         r"included as a URL dependency",
@@ -80,11 +90,24 @@ class Page:
 
 
 def diagnose(
-    rules: Rules, specifiers: Iterable[Specifier], pages: Mapping[str, Page], *, tags: Sequence[str], requested: bool
-) -> tuple[Fault, ...]:
-    """What the registry's pages say against each; nothing, where each could be had by itself. `pages` are by name."""
-    found = (_of_specifier(rules, one, pages[one.name.normal], tags, requested) for one in specifiers)
+    rules: Rules, specifiers: Iterable[Specifier], pages: Mapping[str, Page], *, tags: Sequence[str], requested: bool,
+    said: str = "",
+) -> tuple[Fault, ...]:  # fmt: skip
+    """What the registry's pages say against each; nothing, where each could be had by itself. `pages` are by name.
+
+    `said` are the resolver's words: a file that was refused to it is judged, even if there are others.
+    """
+    refused = frozenset(filename for _, filename in _refused_files(said))
+    found = (_of_specifier(rules, one, pages[one.name.normal], tags, requested, refused) for one in specifiers)
     return tuple(fault for fault in found if fault is not None)
+
+
+def _refused_files(said: str) -> list[tuple[str, str]]:
+    """The address without its scheme and the file's name, of each that the proxy has answered with 403."""
+    paths = (
+        unquote(url.partition("://")[2].partition("?")[0]).removesuffix(".metadata") for url in _REFUSED.findall(said)
+    )
+    return [(path, path.rpartition("/")[2]) for path in paths]
 
 
 def mentions(registry: Registry, said: str) -> tuple[Specifier, ...]:
@@ -94,6 +117,10 @@ def mentions(registry: Registry, said: str) -> tuple[Specifier, ...]:
         start = rf"(?:{re.escape(str(registry.index))}|No matching version found for )"
         pattern = re.compile(rf"{start}{_NPM_NAME}{_NPM_VERSION}(?=[\s'.]|$)")
     found: dict[str, Specifier] = {}
+    for path, filename in _refused_files(said):
+        whose = _whose(ecosystem, path, filename)
+        if whose is not None:
+            found[whose[0].normal] = Specifier(whose[0], Selector(Kind.EXACT, whose[1].text, whose[1]))
     for name_text, version_text in pattern.findall(said):
         try:
             name = parse_name(ecosystem, unquote(name_text))
@@ -104,6 +131,18 @@ def mentions(registry: Registry, said: str) -> tuple[Specifier, ...]:
         if name.normal not in found or version is not None:
             found[name.normal] = Specifier(name, selector)
     return tuple(found.values())[:_MAX_MENTIONS]
+
+
+def _whose(ecosystem: Ecosystem, path: str, filename: str) -> tuple[PackageName, PackageVersion] | None:
+    if ecosystem is Ecosystem.PYPI:
+        return read_filename(filename)
+    try:
+        scope, name_text = path.rpartition("/-/")[0].split("/")[-2:]
+        name = parse_name(ecosystem, f"{scope}/{name_text}" if scope.startswith("@") else name_text)
+    except (InvalidName, ValueError):  # or no such path
+        return None
+    version = read_tarball(name, filename)
+    return None if version is None else (name, version)
 
 
 def from_words(names: Sequence[str], said: str) -> Fault:
@@ -137,7 +176,9 @@ def matches(specifier: Specifier, file: FileFacts, tags: Mapping[str, str] | Non
     return release[: len(numbers)] == tuple(map(int, numbers))
 
 
-def _of_specifier(rules: Rules, specifier: Specifier, page: Page, tags: Sequence[str], requested: bool) -> Fault | None:
+def _of_specifier(
+    rules: Rules, specifier: Specifier, page: Page, tags: Sequence[str], requested: bool, refused: frozenset[str]
+) -> Fault | None:
     name = specifier.name.normal
     if fault := fault_of(
         judge_name(rules.policy, specifier.name, rules.now, rules.data, requested=requested), specifier.name
@@ -163,7 +204,7 @@ def _of_specifier(rules: Rules, specifier: Specifier, page: Page, tags: Sequence
         return _unavailable(
             Availability.NO_COMPATIBLE_ARTIFACT, name, "it has no file for this platform and interpreter"
         )
-    return None
+    return next((fault for file, fault in judged if fault is not None and file.filename in refused), None)
 
 
 def _fits(file: FileFacts, tags: Sequence[str]) -> bool:

@@ -16,6 +16,7 @@ from sandbox.packages.diagnosis import excerpt
 from sandbox.packages.locked import Fault, LockedArtifact
 from sandbox.packages.manifest import Contents, Finding
 from sandbox.packages.receive import TooLarge, Tree
+from sandbox.packages.records import InvalidOutlet
 from sandbox.packages.scan import Scan, identity_of, scan_npm, scan_python
 
 
@@ -42,11 +43,21 @@ def examine(locked: LockedArtifact, tree: Tree) -> Contents | Fault:
         return fault_with(locked, PackageReason.METADATA_MISMATCH, f"its own metadata is of `{name}` `{version}`")
     for hook in scan.hooks:
         tree.leave_out(hook)
-    return _contents(tree, scan)
+    return _contents(locked, tree, scan)
 
 
-def _contents(tree: Tree, scan: Scan) -> Contents:
+def known_as(locked: LockedArtifact, contents: Contents) -> Fault | None:
+    """What is wrong with taking what is known by this digest: it may be another package's, or another version."""
+    if _is_of(locked, contents.name, contents.version):
+        return None
+    detail = f"the file of its digest is known to be `{contents.name}` `{contents.version}`"
+    return fault_with(locked, PackageReason.METADATA_MISMATCH, detail)
+
+
+def _contents(locked: LockedArtifact, tree: Tree, scan: Scan) -> Contents:
     return Contents(
+        name=locked.name.normal,
+        version=locked.version.text,
         bytes=tree.bytes,
         files=len(tree.files),
         findings=tuple(
@@ -71,7 +82,11 @@ def _of_failure(locked: LockedArtifact, facts: Mapping[str, object]) -> Fault:
     """Why an artifact was not fetched or not unpacked."""
     message = str(facts.get("message", ""))
     if "reason" in facts:
-        return fault_with(locked, PackageReason(str(facts["reason"])), excerpt(message))
+        try:
+            reason = PackageReason(str(facts["reason"]))
+        except ValueError as error:  # not the archive's: whoever says it is none of our parsers
+            raise InvalidOutlet(f"an artifact failed for an unknown reason: {error}"[:300]) from error
+        return fault_with(locked, reason, excerpt(message))
     if facts.get("status") == 403:
         try:
             answer = json.loads(message)

@@ -11,8 +11,9 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from sandbox.packages import outlet
 
@@ -21,9 +22,28 @@ type Operation = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def main(job: Mapping[str, Any], operation: Operation) -> None:
-    """Do the job."""
+    """Do the job, and end. Nothing runs after it, and no traceback is made: that imports, and reads files.
+
+    Python has a handler for one signal, SIGINT, which would raise at any point; every other that is caught ends us.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run_and_end(lambda: _do(job, operation))
+
+
+def _do(job: Mapping[str, Any], operation: Operation) -> None:
     enlarge_pipe(1)
     hand_out(outlet.REPORT, json.dumps(operation(job)).encode())
+
+
+def run_and_end(run: Callable[[], None]) -> NoReturn:
+    """The outermost frame of a process: a fault is a line on its standard error, and a status."""
+    try:
+        run()
+    except BaseException as error:  # noqa: BLE001 - its outermost frame
+        with contextlib.suppress(Exception):  # whatever it says, and wherever that goes
+            os.write(2, f"{type(error).__name__}: {error}\n".encode("utf-8", "replace"))
+        os._exit(1)
+    os._exit(0)
 
 
 def hand_out(number: int, data: bytes) -> None:

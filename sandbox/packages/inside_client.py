@@ -6,6 +6,7 @@ Owns: the connections, and whom they trust. Must not: decide what is asked for.
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401 - every connection's: loaded once, before there are processes that take connections
 import http.client
 import ssl
 from collections.abc import Iterator, Mapping

@@ -3,20 +3,23 @@
 Processes. The program itself is single-threaded and reads nothing hostile: it starts *fetchers*, which each keep a
 connection, hold what they get to its digest, and pass it on as a file without a name; and for each artifact a *parser*
 of its own, which unpacks and compiles it into a pipe. The program labels what comes out of that pipe. So whoever takes
-over a parser by a hostile archive can speak for that one artifact only: it has no other's file, and all of these
-processes are undumpable, so that none can open what another has.
+over a parser by a hostile archive can speak for that one artifact only: it has no other's file, can write none that
+another would read, and all of these processes are undumpable, so that none can open what another has.
 
 Owns: the order of these steps. Must not: import or run anything that was fetched.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import http.client
 import importlib.util
 import json
 import marshal
 import os
+import resource
 import selectors
 import socket
 import ssl
@@ -24,11 +27,11 @@ import sys
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import IO, Any, cast
 
 from sandbox.packages import outlet
-from sandbox.packages.inside import MAX_MESSAGE, enlarge_pipe, hand_out
+from sandbox.packages.inside import MAX_MESSAGE, enlarge_pipe, hand_out, run_and_end
 from sandbox.packages.inside_client import Client, trust
 from sandbox.packages.unpack import Bounds, Member, RefusedArchive, open_tarball, open_wheel
 
@@ -79,7 +82,8 @@ class _Fetch:
                 fetcher = self._idle.pop()
                 fetcher.send(number.to_bytes(4, "little"))
                 self._fetching += 1
-                self._selector.register(fetcher, selectors.EVENT_READ, self._on_fetched)
+                on_fetched = functools.partial(self._on_fetched, number)
+                self._selector.register(fetcher, selectors.EVENT_READ, on_fetched)
             while self._fetched and self._unpacking < self._parsers:
                 self._start_parser(*self._fetched.popleft())
             for key, _ in self._selector.select():
@@ -91,11 +95,12 @@ class _Fetch:
             ours.close()
             for other in self._idle:
                 other.close()
-            _run_child(lambda: _serve_fetches(self._artifacts, Client(self._context), theirs))
+            run_and_end(lambda: _serve_fetches(self._artifacts, Client(self._context), theirs))
         theirs.close()
         return ours
 
-    def _on_fetched(self, fetcher: socket.socket) -> None:
+    def _on_fetched(self, number: int, fetcher: socket.socket) -> None:
+        """It answers for what it was asked, and for no other artifact."""
         data, fds, _, _ = socket.recv_fds(fetcher, 65536, 1)
         self._selector.unregister(fetcher)
         self._fetching -= 1
@@ -104,9 +109,9 @@ class _Fetch:
         answer = json.loads(data)
         self._idle.append(fetcher)
         if fds:
-            self._fetched.append((answer["number"], fds[0]))
+            self._fetched.append((number, fds[0]))
         else:
-            hand_out(answer["number"] + 1, outlet.record({"failed": answer["failed"]}))
+            hand_out(number + 1, outlet.record({"failed": answer["failed"]}))
 
     def _start_parser(self, number: int, archive: int) -> None:
         output, output_w = os.pipe()
@@ -116,7 +121,7 @@ class _Fetch:
             os.dup2(output_w, 1)
             os.dup2(archive, 0)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the others have: no number is larger
-            _run_child(lambda: _parse(self._artifacts[number]))
+            run_and_end(lambda: _parse_alone(self._artifacts[number]))
         os.close(output_w)
         os.close(archive)
         self._unpacking += 1
@@ -133,14 +138,9 @@ class _Fetch:
         self._unpacking -= 1
 
 
-def _run_child(run: Callable[[], None]) -> None:
-    """A forked child never returns into its parent's frames."""
-    try:
-        run()
-    except BaseException as error:  # noqa: BLE001 - its outermost frame
-        os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        os._exit(1)
-    os._exit(0)
+def forbid_files() -> None:
+    """No file can be written any more, whoever runs here. Pipes can."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 def set_undumpable() -> None:
@@ -158,12 +158,16 @@ def _serve_fetches(artifacts: list[Mapping[str, Any]], client: Client, requests:
             with tempfile.TemporaryFile(dir=_WORKSPACE) as file:
                 _fetch_one(client, artifacts[number], cast("IO[bytes]", file))
                 file.flush()
-                socket.send_fds(requests, [json.dumps({"number": number}).encode()], [file.fileno()])
+                socket.send_fds(requests, [b"{}"], [file.fileno()])
         except _Failed as failure:
-            requests.send(json.dumps({"number": number, "failed": failure.facts}).encode())
+            requests.send(json.dumps({"failed": failure.facts}).encode())
         except (OSError, http.client.HTTPException) as error:
             why = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
-            requests.send(json.dumps({"number": number, "failed": {"status": None, "message": why}}).encode())
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                full = {"reason": "closure_too_large", "message": "what is fetched does not fit into the sandbox"}
+                requests.send(json.dumps({"failed": full}).encode())
+                continue
+            requests.send(json.dumps({"failed": {"status": None, "message": why}}).encode())
 
 
 def _fetch_one(client: Client, artifact: Mapping[str, Any], file: IO[bytes]) -> None:
@@ -183,6 +187,11 @@ def _fetch_one(client: Client, artifact: Mapping[str, Any], file: IO[bytes]) -> 
 
 
 # Unpacking: one process for each archive, which has nothing else
+
+
+def _parse_alone(artifact: Mapping[str, Any]) -> None:
+    forbid_files()
+    _parse(artifact)
 
 
 def _parse(artifact: Mapping[str, Any]) -> None:

@@ -93,7 +93,7 @@ def _artifact(
         version = parse_version(Ecosystem.NPM, str(entry.get("version", "")))
     except InvalidVersion as error:
         raise LockUnreadable(f"`{name}` of the lock: {error}") from error
-    held = strongest(_integrity(str(entry.get("integrity", ""))))
+    held = strongest(read_integrity(str(entry.get("integrity", ""))))
     if held is None:
         return Fault(
             PackageReason.HASH_MISMATCH,
@@ -151,14 +151,14 @@ def _of_registry(url: str, name: PackageName, registry: str) -> bool:
         same = (ours.scheme, ours.hostname, ours.port) == (theirs.scheme, theirs.hostname, theirs.port)
     except ValueError:
         return False
-    if not same or theirs.query or theirs.fragment or theirs.username is not None:
+    if not same or not url.isascii() or theirs.query or theirs.fragment or theirs.username is not None:
         return False
     start = ours.path.rstrip("/") + f"/{name.normal}/-/"
     path = unquote(theirs.path)
     return path.startswith(start) and "/" not in path[len(start) :] and path.endswith(".tgz")
 
 
-def _integrity(text: str) -> dict[str, str]:
+def read_integrity(text: str) -> dict[str, str]:
     """Subresource integrity, `sha512-BASE64`, several with spaces between, to hex digests."""
     found: dict[str, str] = {}
     for part in text.split():
@@ -177,5 +177,14 @@ def _dependencies(entry: Mapping[str, object]) -> tuple[str, ...]:
     for field in ("dependencies", "optionalDependencies", "peerDependencies"):
         value = entry.get(field)
         if isinstance(value, dict):
-            names.update(cast("dict[str, object]", value))
+            names.update(name for name in cast("dict[str, object]", value) if _is_name(name))
     return tuple(sorted(names))
+
+
+def _is_name(text: str) -> bool:
+    """Whether it is one at all: a lock repeats what a publisher wrote, whatever that is."""
+    try:
+        parse_name(Ecosystem.NPM, text)
+    except InvalidName:
+        return False
+    return True

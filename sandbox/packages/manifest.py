@@ -41,8 +41,13 @@ class Finding(_Frozen):
 
 
 class Contents(_Frozen):
-    """What one artifact is, once unpacked. It depends on nothing but the artifact."""
+    """What one artifact is, once unpacked. It depends on nothing but the artifact.
 
+    `name` and `version` are those of its own metadata, in the form of a lock: a digest alone would serve it as another.
+    """
+
+    name: str
+    version: str
     bytes: int
     files: int
     findings: tuple[Finding, ...] = ()
@@ -61,6 +66,7 @@ class Facts(_Frozen):
     has_install_script: bool | None = None
     size_bytes: int | None = None
     quarantined: bool = False
+    released_at: datetime | None = None
 
 
 class Artifact(_Frozen):
@@ -110,6 +116,12 @@ class Manifest(_Frozen):
     def artifact_keys(self) -> frozenset[str]:
         return frozenset(one.key(self.ecosystem, self.platform) for one in self.artifacts)
 
+    def for_request(self, names: Iterable[str]) -> Manifest:
+        """As it is for who asked for these: a snapshot is shared by requests for different parts of it."""
+        requested = frozenset(names)
+        artifacts = (one.model_copy(update={"requested": one.name in requested}) for one in self.artifacts)
+        return self.model_copy(update={"artifacts": tuple(artifacts)})
+
     def facts_of(self, artifact: Artifact) -> tuple[FileFacts, PackageFacts]:
         """As judging takes them. Raises `ValueError` for a name or version that is none."""
         return registry_facts(
@@ -136,7 +148,7 @@ def registry_facts(
         name=name, version=version, filename=filename, kind=kind, uploaded_at=facts.uploaded_at, yanked=facts.yanked,
         yanked_reason=facts.yanked_reason, deprecated=facts.deprecated,
         has_install_script=scripted or facts.has_install_script, size_bytes=facts.size_bytes,
-        quarantined=facts.quarantined,
+        quarantined=facts.quarantined, released_at=facts.released_at,
     )  # fmt: skip
     return file, PackageFacts(name=name, first_published=facts.first_published, quarantined=facts.quarantined)
 

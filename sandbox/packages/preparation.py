@@ -27,6 +27,7 @@ from pathlib import Path
 from proxy.packages.judge import policy_revision
 from proxy.packages.model import (
     Ecosystem,
+    FileFacts,
     SelectorKind,
 )
 from proxy.packages.pages import InvalidPage
@@ -35,8 +36,8 @@ from sandbox.packages.chamber import Chamber, ChamberFailed, Spool
 from sandbox.packages.closure import Rules, judge_artifact, judge_findings, judge_manifest, judge_package, judge_size
 from sandbox.packages.diagnosis import diagnose, excerpt, from_words, mentions
 from sandbox.packages.errands import Errands, Wanted, in_thread
-from sandbox.packages.examination import examine, fault_with, unavailable
-from sandbox.packages.lock_npm import parse_package_lock
+from sandbox.packages.examination import examine, fault_with, known_as, unavailable
+from sandbox.packages.lock_npm import parse_package_lock, read_integrity
 from sandbox.packages.lock_python import parse_pylock
 from sandbox.packages.locked import Fault, LockedArtifact, LockRefused, LockUnreadable
 from sandbox.packages.manifest import (
@@ -147,7 +148,8 @@ class Preparer:
         revision = policy_revision(wanted.policy, wanted.data)
         # Judged each time, also under the same policy: exemptions end, advisories grow stale.
         try:
-            refused = judge_manifest(Rules(wanted.policy, wanted.data, now), lease.manifest)
+            manifest = lease.manifest.for_request(one.name.normal for one in wanted.specifiers)
+            refused = judge_manifest(Rules(wanted.policy, wanted.data, now), manifest)
         except ValueError:  # a manifest that was tampered with, or of another version
             refused = None
         if refused is None or refused:
@@ -248,7 +250,7 @@ class _Preparation:
             if specifiers:
                 pages = await self._errands.pages({one.name.normal: None for one in specifiers})
                 tags = self._platform.tags
-                if faults := diagnose(self._rules, specifiers, pages, tags=tags, requested=requested):
+                if faults := diagnose(self._rules, specifiers, pages, tags=tags, requested=requested, said=said):
                     return faults
         return (from_words([one.name.normal for one in asked], said),)
 
@@ -261,8 +263,11 @@ class _Preparation:
 
     # Ask
 
-    async def _ask(self, locked: Sequence[LockedArtifact]) -> dict[str, Facts]:
-        """By digest: what the registry says of each artifact. What it says nothing of is not of this registry."""
+    async def _ask(self, locked: Sequence[LockedArtifact]) -> dict[LockedArtifact, Facts]:
+        """What the registry says of each artifact. What it says nothing of is not of this registry.
+
+        By artifact, here and below, and never by digest alone: two packages may say that they are one file.
+        """
         python_ = self._wanted.ecosystem is Ecosystem.PYPI
         wanted: dict[str, list[LockedArtifact]] = {}
         for one in locked:
@@ -273,7 +278,7 @@ class _Preparation:
                 {name: [one.filename if python_ else one.version.text for one in wanted[name]] for name in missing}
             )
         faults: list[Fault] = []
-        found: dict[str, Facts] = {}
+        found: dict[LockedArtifact, Facts] = {}
         for one in locked:
             page = pages[one.name.normal]
             if page.package is None:
@@ -285,7 +290,11 @@ class _Preparation:
                 detail = "the registry's own page has no such file"
                 faults.append(fault_with(one, PackageReason.NON_REGISTRY_SOURCE, detail))
                 continue
-            found[one.digest] = facts_of_lock(one).model_copy(
+            if hashes_of(file).get(one.algorithm) != one.digest:
+                detail = "the lock's hash is not the one that the registry's own page gives"
+                faults.append(fault_with(one, PackageReason.HASH_MISMATCH, detail))
+                continue
+            found[one] = facts_of_lock(one).model_copy(
                 update={
                     "first_published": page.package.first_published,
                     "uploaded_at": file.uploaded_at,
@@ -295,6 +304,8 @@ class _Preparation:
                     "has_install_script": file.has_install_script or one.has_install_script,
                     "size_bytes": file.size_bytes or one.size_bytes,
                     "quarantined": file.quarantined,
+                    # Of a page that was cut down nobody can say which file was the first.
+                    "released_at": None if one.name.normal in missing else file.released_at,
                 }
             )
         if faults:
@@ -314,12 +325,12 @@ class _Preparation:
         if any(faults):
             raise NotPrepared(fault for fault in faults if fault is not None)
 
-    def _judge(self, locked: Sequence[LockedArtifact], facts: Mapping[str, Facts]) -> None:
+    def _judge(self, locked: Sequence[LockedArtifact], facts: Mapping[LockedArtifact, Facts]) -> None:
         rules = self._rules
-        sizes = sum(facts[one.digest].size_bytes or 0 for one in locked)
+        sizes = sum(facts[one].size_bytes or 0 for one in locked)
         faults = [judge_size(rules, packages=len(locked), size_bytes=sizes, files=0)]
         for one in locked:
-            file, package = registry_facts(one.name, one.version, one.filename, facts[one.digest])
+            file, package = registry_facts(one.name, one.version, one.filename, facts[one])
             requested = one.name.normal in self._requested
             faults.append(judge_artifact(rules, file, package, requested=requested))
         if any(faults):
@@ -331,20 +342,28 @@ class _Preparation:
 
     # Fetch
 
-    async def _unpacked(self, locked: Sequence[LockedArtifact]) -> dict[str, Contents]:
-        """By digest: the contents of each artifact; what is not in the store yet is fetched."""
-        have = {one.digest: self._store.artifact(self._artifact_key(one)) for one in locked}
-        missing = [one for one in locked if have[one.digest] is None]
+    async def _unpacked(self, locked: Sequence[LockedArtifact]) -> dict[LockedArtifact, Contents]:
+        """The contents of each artifact; what is not in the store yet is fetched."""
+        have: dict[LockedArtifact, Contents] = {}
+        faults: list[Fault] = []
+        for one in locked:
+            if (contents := self._store.artifact(self._artifact_key(one))) is not None:
+                have[one] = contents
+                if (fault := known_as(one, contents)) is not None:
+                    faults.append(fault)
+        if faults:
+            raise NotPrepared(faults)
+        missing = [one for one in locked if one not in have]
         if missing:
             self._tell("fetch", f"fetching {_count(len(missing))}")
             have |= await self._fetch(missing)
-        return {digest: contents for digest, contents in have.items() if contents is not None}
+        return have
 
     def _artifact_key(self, locked: LockedArtifact) -> str:
         ecosystem = self._wanted.ecosystem
         return artifact_key(ecosystem, self._preparer._tag(self._wanted), locked.algorithm, locked.digest)
 
-    async def _fetch(self, missing: Sequence[LockedArtifact]) -> dict[str, Contents]:
+    async def _fetch(self, missing: Sequence[LockedArtifact]) -> dict[LockedArtifact, Contents]:
         limits = self._wanted.policy.max_closure
         bounds = Bounds(files=limits.files, bytes=limits.bytes)
         # The largest first, so that none is left to be unpacked alone at the end.
@@ -363,19 +382,19 @@ class _Preparation:
 
     def _take(
         self, order: Sequence[LockedArtifact], spool: Spool, staging: Path, bounds: Bounds
-    ) -> dict[str, Contents]:
+    ) -> dict[LockedArtifact, Contents]:
         """Make the trees of what came out, look at them, and publish those that are what they should be."""
         trees = [
             Tree(staging / str(number), replace(bounds, files=2 * bounds.files, bytes=2 * bounds.bytes))
             for number in range(len(order))
         ]
         receive(spool.pieces(), trees)
-        found: dict[str, Contents] = {}
+        found: dict[LockedArtifact, Contents] = {}
         faults: list[Fault] = []
         for one, tree in zip(order, trees, strict=True):
             outcome = examine(one, tree)
             if isinstance(outcome, Contents):
-                found[one.digest] = outcome
+                found[one] = outcome
                 self._store.publish_artifact(self._artifact_key(one), tree.root, outcome)
                 faults += judge_findings(self._rules, one.name, one.version, outcome.findings)
             else:
@@ -385,7 +404,10 @@ class _Preparation:
         return found
 
     def _manifest(
-        self, locked: Sequence[LockedArtifact], facts: Mapping[str, Facts], contents: Mapping[str, Contents]
+        self,
+        locked: Sequence[LockedArtifact],
+        facts: Mapping[LockedArtifact, Facts],
+        contents: Mapping[LockedArtifact, Contents],
     ) -> Manifest:
         return Manifest(
             ecosystem=self._wanted.ecosystem,
@@ -395,12 +417,19 @@ class _Preparation:
                 Artifact(
                     name=one.name.normal, version=one.version.text, url=one.url, filename=one.filename,
                     algorithm=one.algorithm, digest=one.digest, places=one.places,
-                    requested=one.name.normal in self._requested, facts=facts[one.digest],
-                    contents=contents[one.digest], dependencies=one.dependencies,
+                    requested=one.name.normal in self._requested, facts=facts[one],
+                    contents=contents[one], dependencies=one.dependencies,
                 )
                 for one in locked
             ),
         )  # fmt: skip
+
+
+def hashes_of(file: FileFacts) -> dict[str, str]:
+    """What the registry's page says: algorithm -> hex digest."""
+    if file.name.ecosystem is Ecosystem.NPM:
+        return read_integrity(file.hashes.get("integrity", ""))
+    return {algorithm: digest.lower() for algorithm, digest in file.hashes.items()}
 
 
 def _of_tree(artifact: Artifact, reason: PackageReason, detail: str) -> Fault:

@@ -1,7 +1,9 @@
 """The text of the program that a preparation sandbox runs: our own modules, and the job.
 
 The sandbox has Python and its standard library, and no file of ours. So the few modules that it needs travel in the
-program, as text. Owns: which those are. Must not: put anything of a call's into code: a job is data, in JSON.
+program, as text. What it imports besides is of the standard library, which nobody inside can write: the directory that
+it works in is not on its module path, since whoever takes over an archive's parser can put a module there.
+Owns: which those are. Must not: put anything of a call's into code: a job is data, in JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ _OPERATIONS = {  # the modules that each needs, in the order of their imports: r
     "fetch": ("outlet", "paths", "unpack", "inside", "inside_client", "inside_fetch"),
 }
 _START = """\
-import json, sys, types
+import sys
+sys.path[:] = [one for one in sys.path if one.startswith((sys.base_prefix + "/lib", sys.base_exec_prefix + "/lib"))]
+sys.path_importer_cache.clear()
+import json, types
 for name in ("sandbox", "sandbox.packages"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = []

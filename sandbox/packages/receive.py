@@ -58,13 +58,25 @@ class Tree:
         return self._records.done if self.fault is None else None
 
     def leave_out(self, path: str) -> None:
-        """Remove one of its files, and its bytecode. Raises `OSError`."""
+        """Remove one of its files, its bytecode, and the directories that are then empty. Raises `OSError`.
+
+        What has gone already, as another's bytecode, is no fault.
+        """
         directory, _, name = path.rpartition("/")
         compiled = f"{directory}/__pycache__/{name[:-3]}." if directory else f"__pycache__/{name[:-3]}."
         gone = [one for one in self.files if name.endswith(".py") and one.startswith(compiled)]
         for one in (path, *gone):
-            os.unlink(self.root / one)
-            self.bytes -= self.files.pop(one)
+            if one in self.files:
+                os.unlink(self.root / one)
+                self.bytes -= self.files.pop(one)
+                self._remove_empty(one.rpartition("/")[0])
+
+    def _remove_empty(self, directory: str) -> None:
+        """An empty directory is a module too, of nothing."""
+        while directory and not os.listdir(self.root / directory):
+            os.rmdir(self.root / directory)
+            self._made.discard(directory)
+            directory = directory.rpartition("/")[0]
 
     def _on_file(self, head: FileHead) -> None:
         if self._file is not None:

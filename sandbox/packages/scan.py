@@ -12,6 +12,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from packaging.utils import canonicalize_name
+
 from proxy.packages.reasons import PackageReason
 from sandbox.packages.locked import Fault
 from sandbox.packages.paths import UnsafePath, safe_path
@@ -19,6 +21,7 @@ from sandbox.packages.paths import UnsafePath, safe_path
 _HOOKS = frozenset({"sitecustomize", "usercustomize"})
 _INSTALL_SCRIPTS = ("preinstall", "install", "postinstall")
 _MODULE_ENDINGS = (".py", ".pyc", ".so", ".pyd")
+_METADATA_ENDINGS = (".dist-info", ".egg-info")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +41,30 @@ def scan_python(package: str, paths: Iterable[str], *, stdlib: frozenset[str]) -
     faults: list[Fault] = []
     hooks: list[str] = []
     shadows: set[str] = set()
+    described: set[str] = set()
     for path in paths:
         if (fault := _path_fault(package, path)) is not None:
             faults.append(fault)
             continue
         top, slash, _ = path.partition("/")
+        if top.lower().endswith(_METADATA_ENDINGS):
+            described.add(top)
+            continue
         # A directory counts whether or not it has an `__init__.py`: without one it is a namespace package.
-        module = top if slash else _module_of(top)
+        module = top if slash else module_of(top)
         is_path_file = not slash and top.lower().endswith(".pth")
         if is_path_file or (module is not None and module.lower() in _HOOKS):
             hooks.append(path)
         elif module is not None and module in stdlib and (not slash or path.endswith(_MODULE_ENDINGS)):
             shadows.add(module)
+    faults += [
+        Fault(
+            PackageReason.BUNDLED_PACKAGE,
+            package,
+            f"it carries `{ascii(top)[1:-1][:120]}`, by which Python takes another package to be there",
+        )
+        for top in _of_others(package, described)
+    ]
     faults += [
         Fault(PackageReason.STDLIB_NAME, package, f"it brings a module `{module}`, as the standard library does")
         for module in sorted(shadows)
@@ -65,7 +80,20 @@ def scan_python(package: str, paths: Iterable[str], *, stdlib: frozenset[str]) -
     return Scan(tuple(faults), hooks=tuple(hooks))
 
 
-def _module_of(name: str) -> str | None:
+def _of_others(package: str, described: set[str]) -> list[str]:
+    """The metadata at the root that is not of this package: of another name, or beside its own a second time.
+
+    `importlib.metadata` finds a package by what stands before the first `-`, whatever the files inside say.
+    """
+    own: dict[str, str] = {}  # of each kind, the first
+    for top in sorted(described):
+        stem, _, kind = top.rpartition(".")
+        if canonicalize_name(stem.partition("-")[0]) == package:
+            own.setdefault(kind.lower(), top)
+    return sorted(described.difference(own.values()))
+
+
+def module_of(name: str) -> str | None:
     """The module that a file at the root is, if it is one: `a` of `a.py`, `a.pyc` and `a.cpython-313-x86_64.so`."""
     return name.partition(".")[0] if name.endswith(_MODULE_ENDINGS) else None
 

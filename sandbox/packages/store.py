@@ -25,6 +25,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,10 +35,13 @@ from typing import Self
 from pydantic import BaseModel, ValidationError
 
 from proxy.directories import make_private
+from proxy.packages.model import Ecosystem
 from sandbox.packages.manifest import Artifact, Contents, Manifest, RequestRecord
+from sandbox.packages.scan import module_of
 
 DEFAULT_BUDGET_BYTES = 10 * 10**9
 _PARTS = ("artifacts", "snapshots", "requests", "tmp", "locks")
+_RECORDS: dict[type[BaseModel], str] = {Contents: "artifact.json", Manifest: "manifest.json"}
 _DIRECTORY_MODE = 0o555
 _POLL_SECONDS = 0.05  # between looks at a lock that another process holds: flock has no way to wait and be cancelled
 _NO_LINK = frozenset({errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP})
@@ -49,10 +53,10 @@ def store_directory(state_dir: Path) -> Path:
 
 
 class FileConflict(Exception):
-    """Two packages have a file of the same path and of different content."""
+    """Two packages have a file of the same path and of different content, or a module of the same name."""
 
-    def __init__(self, path: str, artifact: Artifact) -> None:
-        super().__init__(f"`{path}` of `{artifact.name}` is another package's too, with other content")
+    def __init__(self, path: str, artifact: Artifact, how: str = "another package's too, with other content") -> None:
+        super().__init__(f"`{path}` of `{artifact.name}` is {how}")
         self.path, self.artifact = path, artifact
 
 
@@ -168,13 +172,13 @@ class Store:
     def put_request(self, key: str, record: RequestRecord) -> None:
         with self.staging() as staging:
             path = staging / "record"
-            path.write_text(record.model_dump_json(), encoding="utf-8")
+            path.write_text(record.model_dump_json(), encoding="utf-8")  # a torn one is none, and asked for anew
             path.rename(self.root / "requests" / f"{key}.json")
 
     # Artifacts
 
     def artifact(self, key: str) -> Contents | None:
-        return _read(Contents, self.root / "artifacts" / key / "artifact.json")
+        return _read(Contents, self.root / "artifacts" / key / _RECORDS[Contents])
 
     def artifact_tree(self, key: str) -> Path:
         return self.root / "artifacts" / key / "tree"
@@ -186,31 +190,85 @@ class Store:
             made.mkdir()
             tree.rename(made / "tree")
             _close_directories(made / "tree")
-            (made / "artifact.json").write_text(contents.model_dump_json(), encoding="utf-8")
-            _publish(made, self.root / "artifacts" / key)
+            _write(made / _RECORDS[Contents], contents)
+            self._publish(made, self.root / "artifacts" / key, Contents)
 
     # Snapshots
 
     def build(self, manifest: Manifest) -> None:
-        """Make a snapshot of artifacts that are here. If it is there already, nothing is made.
+        """Make a snapshot of artifacts that are here. If it is there already, it is given what is known now.
 
         Raises `FileConflict`; `FileNotFoundError` if an artifact has gone meanwhile.
         """
         target = self.snapshots / manifest.id
-        if target.is_dir():
-            return
         with self._locked(fcntl.LOCK_SH), self.staging() as staging:
+            known = self._manifest(manifest.id)
+            if known is not None and not self._is_torn(Manifest, target):
+                if known.created_at < manifest.created_at:
+                    _write(staging / "manifest", manifest)
+                    (staging / "manifest").rename(target / _RECORDS[Manifest])
+                return
             made = staging / "snapshot"
             made.mkdir()
-            tree = _Links(made / "tree")
+            tree = _Links(made / "tree", modules=manifest.ecosystem is Ecosystem.PYPI)
             for artifact in manifest.artifacts:
-                source = self.artifact_tree(artifact.key(manifest.ecosystem, manifest.platform))
+                key = artifact.key(manifest.ecosystem, manifest.platform)
+                source = self.artifact_tree(key)
+                if not self._is_whole(key):
+                    self._take_out(source.parent)
                 for place in artifact.places:
                     tree.add(source, place, artifact)
             _close_directories(made / "tree")
-            (made / "manifest.json").write_text(manifest.model_dump_json(), encoding="utf-8")
+            _write(made / _RECORDS[Manifest], manifest)
             made.chmod(0o755)
-            _publish(made, target)
+            self._publish(made, target, Manifest)
+
+    def _manifest(self, snapshot_id: str) -> Manifest | None:
+        return _read(Manifest, self.snapshots / snapshot_id / _RECORDS[Manifest])
+
+    def _is_torn(self, kind: type[Contents] | type[Manifest], entry: Path) -> bool:
+        """Whether an entry has no record, or lacks bytes. Raises `OSError`."""
+        if _has_no_record(kind, entry):
+            return True
+        if kind is Contents:
+            return not self._is_whole(entry.name)
+        manifest = self._manifest(entry.name)
+        return manifest is None or not self._is_made_whole(manifest, entry.stat())
+
+    def _is_made_whole(self, manifest: Manifest, state: os.stat_result) -> bool:
+        """`state` is the snapshot's. An artifact that is newer was made anew, so the snapshot has links to another."""
+        return not _is_of_earlier_boot(state) or all(
+            self._is_whole(key) and (self.root / "artifacts" / key).stat().st_mtime <= state.st_mtime
+            for key in manifest.artifact_keys()
+        )
+
+    def _is_whole(self, key: str) -> bool:
+        """Whether an artifact has all of its bytes, where it may have lost some: files are not waited for when they
+        are written (it takes a second for a thousand), so a host that stops may keep their names alone.
+        """
+        entry = self.root / "artifacts" / key
+        try:
+            if not _is_of_earlier_boot(entry.stat()):
+                return True
+        except FileNotFoundError:
+            return False
+        contents = self.artifact(key)
+        sizes = [os.stat(f"{at}/{name}").st_size for at, _, names in os.walk(entry / "tree") for name in names]
+        return contents is not None and (len(sizes), sum(sizes)) == (contents.files, contents.bytes)
+
+    def _publish(self, made: Path, target: Path, kind: type[Contents] | type[Manifest]) -> None:
+        """Whoever comes second loses, and its copy goes with its staging directory.
+
+        What is there and cannot be read was torn when the host stopped, or is of another version of ours: it goes.
+        """
+        if target.exists() and self._is_torn(kind, target):
+            self._take_out(target)
+        _sync(made)
+        try:
+            made.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
     def lease(self, snapshot_id: str) -> Lease | None:
         """Use a snapshot; None if it is not there. It counts as used now."""
@@ -221,8 +279,10 @@ class Store:
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)  # whoever has it alone has it for a moment
-            manifest = _read(Manifest, path / "manifest.json")
+            manifest = self._manifest(snapshot_id)
             if manifest is None or not _same(descriptor, path):  # it was removed before the lock was had
+                raise FileNotFoundError
+            if not self._is_made_whole(manifest, os.fstat(descriptor)):
                 raise FileNotFoundError
             os.utime(descriptor)
         except OSError:
@@ -234,7 +294,7 @@ class Store:
         """All snapshots, the one that was used last first."""
         found = []
         for path in self.snapshots.iterdir():
-            manifest = _read(Manifest, path / "manifest.json")
+            manifest = self._manifest(path.name)
             with contextlib.suppress(OSError):
                 used = datetime.fromtimestamp(path.stat().st_mtime, UTC)
                 if manifest is not None:
@@ -255,6 +315,7 @@ class Store:
         """
         removed: list[str] = []
         with self._locked(fcntl.LOCK_EX):
+            self._take_out_unreadable()
             before = {path: contents.bytes for path, contents in self._artifacts()}
             total = sum(before.values())
             needed: dict[str, int] = {}  # artifact -> snapshots that have it
@@ -283,9 +344,18 @@ class Store:
             self._drop_requests(set(removed))
         return Pruned(tuple(removed), gone, sum(before.values()) - total, total)
 
+    def _take_out_unreadable(self) -> None:
+        """What no version of ours can use, and nothing would ever count: see `_publish`."""
+        for path in (self.root / "artifacts").iterdir():
+            if _has_no_record(Contents, path):
+                self._take_out(path)
+        for path in self.snapshots.iterdir():
+            if _has_no_record(Manifest, path):
+                self._take_out(path)
+
     def _artifacts(self) -> Iterator[tuple[Path, Contents]]:
         for path in (self.root / "artifacts").iterdir():
-            contents = _read(Contents, path / "artifact.json")
+            contents = _read(Contents, path / _RECORDS[Contents])
             if contents is not None:
                 yield path, contents
 
@@ -317,12 +387,17 @@ class Store:
 class _Links:
     """A tree of hard links. What two artifacts have alike is one file; what they have differently is a conflict.
 
+    `modules`: so is one module's name in two forms, `a.py` of one and `a/` or `a.so` of another, since Python imports
+    the one and never says that there is the other.
+
     Paths are text: there are thousands, and those of `pathlib` take longer than the links.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, modules: bool) -> None:
         self._root = str(root)
         self._made: set[str] = set()
+        self._modules = modules
+        self._forms: dict[str, dict[str, set[str]]] = {}  # a module's path -> the paths that are it -> whose they are
         self._make(self._root)
 
     def add(self, source: Path, place: str, artifact: Artifact) -> None:
@@ -331,10 +406,21 @@ class _Links:
         for directory, directories, files in os.walk(source, onerror=_raise):
             here = top + directory.removeprefix(str(source))
             for name in directories:
+                self._claim(here, name, name, artifact)
                 self._make(f"{here}/{name}")
             for name in files:
+                self._claim(here, module_of(name), name, artifact)
                 if not self._link(f"{directory}/{name}", f"{here}/{name}"):
                     raise FileConflict(f"{here}/{name}".removeprefix(f"{self._root}/"), artifact)
+
+    def _claim(self, here: str, module: str | None, name: str, artifact: Artifact) -> None:
+        if not self._modules or module is None or here.endswith("/__pycache__"):
+            return
+        forms = self._forms.setdefault(f"{here}/{module}", {})
+        forms.setdefault(name, set()).add(artifact.digest)
+        if len(forms) > 1 and len(set[str]().union(*forms.values())) > 1:
+            how = f"the module `{module}`, which another package has in another form"
+            raise FileConflict(f"{here}/{name}".removeprefix(f"{self._root}/"), artifact, how)
 
     def _make(self, path: str) -> None:
         if path in self._made:
@@ -369,13 +455,18 @@ def _equal(one: str, other: str) -> bool:
     return Path(one).read_bytes() == Path(other).read_bytes()
 
 
-def _publish(made: Path, target: Path) -> None:
-    """Whoever comes second loses, and its copy goes with its staging directory."""
+def _write(path: Path, value: BaseModel) -> None:
+    """To the disk: after the host has stopped, the entry's record is whole, or the entry is not there."""
+    path.write_text(value.model_dump_json(), encoding="utf-8")
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        made.rename(target)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _close_directories(root: Path) -> None:
@@ -426,6 +517,22 @@ def _same(descriptor: int, path: Path) -> bool:
     except FileNotFoundError:
         return False
     return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _has_no_record(kind: type[Contents] | type[Manifest], entry: Path) -> bool:
+    """Whether its record is not there, or is none. What only cannot be read now is there."""
+    try:
+        kind.model_validate_json((entry / _RECORDS[kind]).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _is_of_earlier_boot(state: os.stat_result) -> bool:
+    """Whether what was made, or last found whole, at that time has outlived a stop of the host."""
+    return state.st_mtime < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _read[Model: BaseModel](kind: type[Model], path: Path) -> Model | None:

@@ -22,8 +22,12 @@ from sandbox.packages.paths import PathSet, UnsafePath, safe_path
 _RATIO_SLACK = 16 * 1024 * 1024  # a small archive may well be mostly zeros
 _MAX_METADATA = 4 * 1024 * 1024
 _TAR_OVERHEAD = 4 * 1024  # per file: headers and padding
+_MAX_HEADERS = 1024 * 1024  # of one file of a tarball: its long name, its attributes; `tarfile` keeps them in memory
+_ZIP_ENTRY = 256  # of a wheel's directory, per file, of which most take 150
+_MAX_TAIL = 128 * 1024  # after a wheel's directory: its end, and a comment
 _UNREADABLE = (
     zipfile.BadZipFile, tarfile.TarError, NotImplementedError, ValueError, EOFError, OSError, zlib.error,
+    RecursionError,
 )  # fmt: skip
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -118,6 +122,22 @@ class Wheel:
     members: Iterator[Member]
 
 
+class _Directory:
+    """A file of which no one read takes more than a limit: `zipfile` reads an archive's directory by one."""
+
+    def __init__(self, source: IO[bytes], limit: int) -> None:
+        self._source, self._limit = source, limit
+        self.seek, self.tell, self.seekable = source.seek, source.tell, source.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        if size > self._limit:
+            raise RefusedArchive(TOO_LARGE, f"its directory has {size} bytes, where {self._limit} are taken")
+        data = self._source.read(size if size >= 0 else self._limit + 1)
+        if len(data) > self._limit:
+            raise RefusedArchive(TOO_LARGE, f"its directory has more than {self._limit} bytes")
+        return data
+
+
 def open_wheel(file: IO[bytes], bounds: Bounds) -> Wheel:
     """Check the whole directory of a wheel, and hand out its files where they would be installed.
 
@@ -126,7 +146,7 @@ def open_wheel(file: IO[bytes], bounds: Bounds) -> Wheel:
     beside it. Raises `RefusedArchive`, here and while members are taken.
     """
     try:
-        archive = zipfile.ZipFile(file)
+        archive = zipfile.ZipFile(cast("IO[bytes]", _Directory(file, bounds.files * _ZIP_ENTRY + _MAX_TAIL)))
         entries = [entry for entry in archive.infolist() if not _is_directory(entry)]
         account = _Account(bounds, size_of(file))
         for entry in entries:
@@ -229,16 +249,25 @@ def _wheel_members(archive: zipfile.ZipFile, placed: list[tuple[str, zipfile.Zip
 
 
 class _Bounded:
-    """The expanded bytes of a gzip file, up to a limit."""
+    """The expanded bytes of a gzip file, up to a limit; and up to the next file's start, which is within another."""
 
     def __init__(self, source: IO[bytes], limit: int) -> None:
         self._source, self._left, self._limit = source, limit, limit
+        self._until_next = 0
+        self.expect(0)
+
+    def expect(self, size: int) -> None:
+        """What comes is the content of a file, of this size, and the headers of the next one."""
+        self._until_next = size + _MAX_HEADERS
 
     def read(self, size: int) -> bytes:
         data = self._source.read(min(size, 1 << 20))
         self._left -= len(data)
         if self._left < 0:
             raise RefusedArchive(TOO_LARGE, f"it expands to more than {self._limit} bytes")
+        self._until_next -= len(data)
+        if self._until_next < 0:
+            raise RefusedArchive(TOO_LARGE, f"a header of it has more than {_MAX_HEADERS} bytes")
         return data
 
 
@@ -265,9 +294,10 @@ def _entries(file: IO[bytes], limit: int, sources: list[IO[bytes]] | None) -> It
     """The files of a tarball, from its start on, each with its path; `sources` gets the reader of each, if given."""
     file.seek(0)
     try:
-        plain = cast("IO[bytes]", _Bounded(cast("IO[bytes]", gzip.GzipFile(fileobj=file)), limit))
-        with tarfile.open(fileobj=plain, mode="r|", errorlevel=2) as archive:
+        plain = _Bounded(cast("IO[bytes]", gzip.GzipFile(fileobj=file)), limit)
+        with tarfile.open(fileobj=cast("IO[bytes]", plain), mode="r|", errorlevel=2) as archive:
             for entry in archive:
+                plain.expect(entry.size if entry.isreg() else 0)
                 if entry.isdir():
                     continue
                 if not entry.isreg() or entry.issparse():

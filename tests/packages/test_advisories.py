@@ -95,6 +95,52 @@ def test_a_name_is_found_in_every_spelling_and_another_ecosystems_is_not() -> No
     assert not covered(found, "1.0.0", ecosystem=NPM, name="foo-bar")
 
 
+@pytest.mark.parametrize(
+    ("more", "ecosystem"),
+    [
+        ({"versions": ["1.0-bogus-x"]}, "PyPI"),
+        ({"versions": [1.0, None]}, "PyPI"),
+        ({"versions": "1.0"}, "PyPI"),
+        ({"versions": ["1.x"]}, "npm"),
+        ({"versions": ["1.x"], "ranges": ranges({"introduced": "0"}, kind="GIT")}, "npm"),
+        ({"ranges": [{"type": "ECOSYSTEM", "events": {"introduced": "5"}}]}, "PyPI"),
+        ({"ranges": [{"type": "ECOSYSTEM", "events": [{"limit": "5"}, 7]}]}, "PyPI"),
+        ({"ranges": [{"type": "ECOSYSTEM"}]}, "PyPI"),
+        ({"ranges": ["<5"]}, "PyPI"),
+        ({"ranges": {"type": "SEMVER"}}, "npm"),
+        ({"ranges": [{"type": "semver", "events": "all"}], "versions": ["0.1.0"]}, "npm"),
+    ],
+)
+def test_an_entry_of_which_nothing_can_be_read_covers_everything(more: dict[str, Any], ecosystem: str) -> None:
+    """The fault: it covered nothing, and the version that it meant was allowed."""
+    found = index(document(ecosystem=ecosystem, **more))
+    assert covered(found, "1.0.0", "99.0.0", ecosystem=PYPI if ecosystem == "PyPI" else NPM) == ["1.0.0", "99.0.0"]
+
+
+def test_what_can_be_read_of_an_entry_is_not_widened_by_the_rest() -> None:
+    assert covered(index(document(versions=["0.9", "2004-bogus-d"])), "0.9", "1.0") == ["0.9"]
+
+
+@pytest.mark.parametrize("text", ["v1.0.0", "1.0.0"])
+def test_npms_versions_are_read_as_tags_have_them(text: str) -> None:
+    found = index(document(ecosystem="npm", versions=[text]))
+    assert covered(found, "1.0.0", "1.0.1", ecosystem=NPM) == ["1.0.0"]
+
+
+@pytest.mark.parametrize("kind", ["ecosystem", "Semver", "SEMVER"])
+@pytest.mark.parametrize("ecosystem", ["pypi", "PYPI", "PyPI:extra"])
+def test_case_of_an_ecosystem_and_of_a_ranges_type_does_not_matter(ecosystem: str, kind: str) -> None:
+    """The fault: an advisory in another spelling covered nothing."""
+    found = index(document(ecosystem=ecosystem, ranges=ranges({"introduced": "0"}, {"fixed": "1.0"}, kind=kind)))
+    assert covered(found, "0.9", "1.0") == ["0.9"]
+
+
+@pytest.mark.parametrize("withdrawn", ["2999-01-01T00:00:00Z", "soon", True])
+def test_an_advisory_holds_until_it_is_withdrawn(withdrawn: object) -> None:
+    """The fault: a time to come counted as one that has been."""
+    assert covered(index(document("MAL-1", withdrawn=withdrawn)), "1.0") == ["1.0"]
+
+
 def test_a_withdrawn_advisory_covers_nothing() -> None:
     assert covered(index(document("MAL-1", withdrawn="2026-01-01T00:00:00Z")), "1.0") == []
 

@@ -18,6 +18,7 @@ from proxy.packages.judge import (
     PolicyData,
     duration_text,
     is_exempt,
+    judge_alias,
     judge_closure,
     judge_file,
     judge_name,
@@ -350,15 +351,54 @@ def test_an_ignored_advisory_holds_again_when_its_time_is_over(database: str) ->
 def test_what_mends_a_flaw_need_not_wait_and_what_has_one_must(database: str) -> None:
     section = f"{{advisories: {{db_dir: {database}, deny_cvss_at_least: 10}}}}"
     data = with_advisories(advisory("GHSA-a", "six", events=RANGE, **CRITICAL))
-    assert judged(section, wheel(version="1.5", uploaded_at=NOW), data).allowed
-    assert judged(section, wheel(version="1.6", uploaded_at=NOW), data).reason is PackageReason.VERSION_TOO_NEW
+    assert judged(section, wheel(version="1.5", uploaded_at=NOW, released_at=NOW), data).allowed
+    assert (
+        judged(section, wheel(version="1.6", uploaded_at=NOW, released_at=NOW), data).reason
+        is PackageReason.VERSION_TOO_NEW
+    )
     off = f"{{advisories: {{db_dir: {database}}}, age: {{security_fix_exempt: false}}}}"
-    assert judged(off, wheel(version="1.5", uploaded_at=NOW), data).reason is PackageReason.VERSION_TOO_NEW
+    assert (
+        judged(off, wheel(version="1.5", uploaded_at=NOW, released_at=NOW), data).reason
+        is PackageReason.VERSION_TOO_NEW
+    )
     both = with_advisories(
         advisory("GHSA-a", "six", events=RANGE, **CRITICAL),
         advisory("GHSA-b", "six", events=[{"introduced": "1.5"}], **MEDIUM),
     )
-    assert judged(section, wheel(version="1.5", uploaded_at=NOW), both).reason is PackageReason.VERSION_TOO_NEW
+    assert (
+        judged(section, wheel(version="1.5", uploaded_at=NOW, released_at=NOW), both).reason
+        is PackageReason.VERSION_TOO_NEW
+    )
+
+
+def test_a_file_that_comes_after_its_release_mends_nothing(database: str) -> None:
+    """The fault: whoever took over a publisher's account could add a wheel to the release that mends a flaw."""
+    section = f"{{advisories: {{db_dir: {database}}}}}"
+    data = with_advisories(advisory("GHSA-a", "six", events=RANGE, **CRITICAL))
+
+    def reason(released_at: datetime | None) -> PackageReason | None:
+        return judged(section, wheel(version="1.5", uploaded_at=NOW, released_at=released_at), data).reason
+
+    assert reason(NOW - timedelta(hours=24)) is None
+    for late in (NOW - timedelta(hours=24, seconds=1), OLD, None):
+        assert reason(late) is PackageReason.VERSION_TOO_NEW
+
+
+def test_an_alias_is_judged_as_a_name_that_code_imports() -> None:
+    """The fault: `"@acme/secret": "npm:other@1.0.0"` was installed as the operator's own package."""
+    section = (
+        "{names: {mode: MODE, deny: {npm: [bad]}, allow: {npm: ['@acme/open']}, internal_prefixes: {npm: ['@acme/']}}}"
+    )
+    expected = {
+        "bad": "name_denied",
+        "BAD": "name_denied",
+        "@acme/secret": "internal_name",
+        "@acme/open": None,
+        "x-cjs": None,
+    }
+    for mode in ("denylist", "allowlist"):
+        rules = policy(section.replace("MODE", mode))
+        assert {text: judge_alias(rules, parse_name(NPM, text)).reason for text in expected} == expected
 
 
 def test_stale_advisories_refuse_every_name_or_warn_as_the_policy_says(database: str) -> None:

@@ -152,6 +152,13 @@ def test_a_tarball_of_the_registry_is_taken_with_all_its_places() -> None:
     assert other.name.normal == "x"
 
 
+def test_of_dependencies_only_names_are_kept() -> None:
+    """The fault: a lock repeats what a publisher wrote, and a manifest with half a character can't be written."""
+    text = package_lock(**{"node_modules/thing": entry(dependencies={"b": "1", "\ud800": "1", "": "1", "a b": "1"})})
+    (found,) = parse_package_lock(text, registry=REGISTRY)
+    assert found.dependencies == ("b",)
+
+
 def test_an_alias_is_the_package_that_it_stands_for() -> None:
     [found] = parse_package_lock(
         package_lock(**{"node_modules/nice": {**entry("evil"), "name": "evil"}}), registry=REGISTRY

@@ -21,7 +21,7 @@ from sandbox.interpreters import this_interpreter
 from sandbox.isolation.plan import MIB, NODE_MODULES, LaunchPlan, ReadOnly
 from sandbox.packages.errands import Errands
 from sandbox.packages.platforms import this_platform
-from sandbox.packages.preparation import NotPrepared, Preparer
+from sandbox.packages.preparation import NotPrepared, Preparer, _Preparation
 from sandbox.packages.program import modules
 from sandbox.packages.store import Lease
 from sandbox.runtimes import javascript, python
@@ -141,6 +141,24 @@ def test_start_up_hooks_are_left_out_where_the_policy_strips_them(
         assert not [name for name in left if name.endswith(".pth") or "customize" in name]
         status, _, err = kitchen.run(plan(lease), "import site; site.addsitedir('/opt/packages')")
     assert (status, err) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["sitecustomize", "usercustomize"])
+def test_a_start_up_hook_may_be_a_directory(
+    kitchen: Kitchen, pypi: Registry, pypi_registry: PypiRegistry, module: str
+) -> None:
+    """It was removed twice, once as a file and once as another's bytecode, which ended as a failure of our own."""
+    name = f"{module[:4]}-directory"
+    files: dict[str, str | bytes] = {f"{module}/__init__.py": "", f"{module}/more.py": "", "kept.py": "X = 1\n"}
+    pypi_registry.packages.add(wheel(name, "1.0", files=files))
+    assert kitchen.refusals(kitchen.wanted(pypi, f"{name}==", **POLICY)) == {name: "startup_hook"}
+    changed = {**POLICY, "artifacts": {"startup_hooks": "strip"}}
+    with kitchen.prepare(kitchen.wanted(pypi, f"{name}==", **changed)) as lease:
+        left = [path.name for path in lease.tree.rglob("*")]
+        assert "kept.py" in left
+        assert not [one for one in left if "customize" in one or one.startswith(("more", "__init__"))]
+        code = f"import importlib.util; print(importlib.util.find_spec({module!r}))"
+        assert kitchen.run(plan(lease), code) == (0, "None\n", "")
 
 
 # What is not
@@ -317,6 +335,107 @@ def test_a_policy_that_changes_is_held_against_the_snapshot_without_a_rebuild(
 
 def at(moment: datetime) -> Callable[[], datetime]:
     return lambda: moment
+
+
+def test_what_is_known_newly_of_a_snapshot_is_what_every_policy_judges_by(
+    kitchen: Kitchen, pypi: Registry, pypi_registry: PypiRegistry
+) -> None:
+    """A manifest was never replaced: a strict policy accepted what was known to be yanked."""
+    pypi_registry.packages.add(wheel("turns-bad", "1.0"))
+    lax = {**POLICY, "artifacts": {"yanked": "allow"}}
+    kitchen.prepare(kitchen.wanted(pypi, "turns-bad==1.0", **lax)).close()
+    kitchen.prepare(kitchen.wanted(pypi, "turns-bad==1.0", **POLICY)).close()
+    listed = pypi_registry.packages.project("turns-bad").files
+    listed[0] = replace(listed[0], yanked="stolen token")
+    later = datetime.now(UTC) + timedelta(hours=25)
+    other = {**lax, "max_specifiers": 9}  # its page is not the one that was read before
+    with kitchen.do(kitchen.preparer.prepare(kitchen.wanted(pypi, "turns-bad==1.0", **other), now=at(later))) as lease:
+        assert lease.manifest.artifacts[0].facts.yanked
+    with pytest.raises(NotPrepared) as caught:
+        kitchen.do(kitchen.preparer.prepare(kitchen.wanted(pypi, "turns-bad==1.0", **POLICY), now=at(later))).close()
+    assert {str(fault.reason) for fault in caught.value.faults} == {"version_yanked"}
+
+
+def test_a_file_is_never_served_under_the_name_of_another(
+    kitchen: Kitchen, pypi: Registry, pypi_registry: PypiRegistry
+) -> None:
+    """Artifacts were found by their digest alone, so that an index that gave another's was served that one's tree."""
+    other = wheel("known-first", "6.6", files={"innocent/__init__.py": "X = 'ANOTHER'\n"})
+    pypi_registry.packages.add(other)
+    kitchen.prepare(kitchen.wanted(pypi, "known-first==", **POLICY)).close()
+    pypi_registry.packages.add(wheel("innocent", "1.0"), said_sha256=other.sha256)
+    for specifiers in (["innocent=="], ["known-first==", "innocent=="]):
+        assert kitchen.refusals(kitchen.wanted(pypi, *specifiers, **POLICY)) == {"innocent": "metadata_mismatch"}
+
+
+def test_the_facts_of_two_that_say_they_are_one_file_do_not_mix(
+    kitchen: Kitchen, pypi: Registry, pypi_registry: PypiRegistry
+) -> None:
+    """Facts were kept by digest alone: the last of two had the word for both."""
+    first = wheel("twin-aa", "1.0")
+    pypi_registry.packages.add(first, yanked="bad")
+    pypi_registry.packages.add(wheel("twin-bb", "1.0"), said_sha256=first.sha256)
+    lax = {**POLICY, "artifacts": {"yanked": "warn"}}
+    wanted = kitchen.wanted(pypi, "twin-aa==1.0", "twin-bb==1.0", **lax)
+    errands = Errands(wanted, kitchen.platform, kitchen.do(kitchen.chamber()), kitchen.store.root / "tmp")
+    resolved = kitchen.do(errands.resolve())
+    assert resolved.lock is not None
+    preparation = _Preparation(
+        kitchen.preparer, wanted, kitchen.do(kitchen.chamber()), lambda: datetime.now(UTC), lambda _: None
+    )
+    locked = preparation._parse_lock(resolved.lock)
+    facts = kitchen.do(preparation._ask(locked))
+    assert {one.name.normal: facts[one].yanked for one in locked} == {"twin-aa": True, "twin-bb": False}
+    assert kitchen.refusals(wanted)["twin-bb"] in ("hash_mismatch", "metadata_mismatch")
+
+
+def test_a_lock_is_held_to_the_hash_that_the_page_gives(kitchen: Kitchen, pypi: Registry) -> None:
+    wanted = kitchen.wanted(pypi, "good==1.0", **POLICY)
+    errands = Errands(wanted, kitchen.platform, kitchen.do(kitchen.chamber()), kitchen.store.root / "tmp")
+    lock = kitchen.do(errands.resolve()).lock
+    assert lock is not None
+    preparation = _Preparation(
+        kitchen.preparer, wanted, kitchen.do(kitchen.chamber()), lambda: datetime.now(UTC), lambda _: None
+    )
+    locked = preparation._parse_lock(lock)
+    assert set(kitchen.do(preparation._ask(locked))) == set(locked), "the control: as it was locked"
+    with pytest.raises(NotPrepared) as caught:
+        kitchen.do(preparation._ask([replace(one, digest="0" * 64) for one in locked]))
+    assert {str(fault.reason) for fault in caught.value.faults} == {"hash_mismatch"}
+
+
+def test_what_was_asked_for_is_judged_as_such_in_a_snapshot_of_another_request(
+    kitchen: Kitchen, pypi: Registry
+) -> None:
+    """A snapshot is of what is in it: who asked for which part of it is of the request."""
+    kitchen.prepare(kitchen.wanted(pypi, "app==1.0", "libx==1.2", **POLICY)).close()
+    with kitchen.prepare(kitchen.wanted(pypi, "app==1.0", **POLICY)) as lease:
+        for asked in (["app"], ["app", "libx"]):
+            seen = lease.manifest.for_request(asked)
+            assert [one.name for one in seen.artifacts if one.requested] == asked
+
+
+@pytest.mark.parametrize("torn", ["manifest.json", "artifact.json"])
+def test_what_was_torn_is_made_anew(kitchen: Kitchen, pypi: Registry, pypi_registry: PypiRegistry, torn: str) -> None:
+    """A record that a stopped host left empty was never replaced: its packages could not be had any more."""
+    name = f"torn-{torn[:4]}"
+    module = name.replace("-", "_")
+    pypi_registry.packages.add(wheel(name, "1.0", files={f"{module}.py": "X = 1\n"}))
+    wanted = kitchen.wanted(pypi, f"{name}==1.0", **POLICY)
+    with kitchen.prepare(wanted) as lease:
+        snapshot = lease.tree.parent
+        key = lease.manifest.artifacts[0].key(lease.manifest.ecosystem, lease.manifest.platform)
+    artifact = kitchen.store.root / "artifacts" / key
+    file = artifact / "tree" / f"{module}.py"
+    file.chmod(0o644)
+    file.write_text("")  # one inode: the snapshot's too
+    file.chmod(0o444)
+    (snapshot / "manifest.json").write_text("")
+    (artifact / "artifact.json").write_text("")
+    if torn == "artifact.json":
+        (snapshot / "manifest.json").unlink()
+    with kitchen.prepare(wanted) as lease:
+        assert (lease.tree / f"{module}.py").read_text() == "X = 1\n"
 
 
 def test_an_answer_grows_old(kitchen: Kitchen, pypi: Registry, pypi_registry: PypiRegistry) -> None:

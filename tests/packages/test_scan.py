@@ -45,11 +45,34 @@ def test_a_module_of_the_standard_library_is_found(path: str) -> None:
     assert [fault.reason for fault in scan.faults] == [PackageReason.STDLIB_NAME]
 
 
-@pytest.mark.parametrize(
-    "path", ["thing/json.py", "json.txt", "json-1.0.dist-info/METADATA", "json/data.txt", "jsonx.py"]
-)
+@pytest.mark.parametrize("path", ["thing/json.py", "json.txt", "json.data/METADATA", "json/data.txt", "jsonx.py"])
 def test_what_cannot_be_imported_by_such_a_name_is_not(path: str) -> None:
     assert scan_python("thing", [path], stdlib=STDLIB).faults == ()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "denied-1.0.dist-info/METADATA",
+        "DENIED-1.0.DIST-INFO/METADATA",
+        "denied-1.0-py3.13.egg-info",
+        "denied.egg-info/PKG-INFO",
+        "thing-2.0.dist-info/METADATA",
+        "denied-thing-1.0.dist-info/METADATA",  # Python takes what stands before the first `-`
+    ],
+)
+def test_the_metadata_of_another_package_is_a_package_inside(path: str) -> None:
+    """The fault: a wheel could bring `denied/`, and by `.data/purelib/` what makes Python take it for installed."""
+    own = ["thing/__init__.py", "thing-1.0.dist-info/METADATA", "thing-1.0.dist-info/RECORD"]
+    assert scan_python("thing", own, stdlib=STDLIB).faults == ()
+    scan = scan_python("thing", [*own, path], stdlib=STDLIB)
+    assert [fault.reason for fault in scan.faults] == [PackageReason.BUNDLED_PACKAGE]
+    assert path.partition("/")[0] in scan.faults[0].detail
+
+
+@pytest.mark.parametrize("path", ["my_thing-1.0.dist-info/METADATA", "My.Thing.egg-info/PKG-INFO"])
+def test_its_own_metadata_is_its_own_in_every_spelling(path: str) -> None:
+    assert scan_python("my-thing", [path, "my_thing/_vendor/other-1.0.dist-info/METADATA"], stdlib=STDLIB).faults == ()
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x"])

@@ -33,7 +33,7 @@ def artifact(name: str, *, places: tuple[str, ...] = ("",), size: int = 1000) ->
     return Artifact(
         name=name, version="1.0", url="https://x.test/x", filename=f"{name}-1.0-py3-none-any.whl", algorithm="sha256",
         digest=name.encode().hex().ljust(64, "0"), places=places, requested=True, facts=Facts(),
-        contents=Contents(bytes=size, files=1),
+        contents=Contents(name=name, version="1.0", bytes=size, files=1),
     )  # fmt: skip
 
 
@@ -120,6 +120,33 @@ def test_what_two_packages_have_differently_is_a_conflict(
     assert list((store.root / "tmp").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("victim.py", "victim/__init__.py"),
+        ("victim/__init__.py", "victim.cpython-313-x86_64-linux-gnu.so"),
+        ("victim.py", "victim.abi3.so"),
+        ("victim/core.py", "victim/core/__init__.py"),
+        ("victim.cpython-313-x86_64-linux-gnu.so", "victim.py"),
+        ("victim.py", "victim.pyc"),
+    ],
+)
+def test_one_module_in_two_forms_of_two_packages_is_a_conflict(store: Store, first: str, second: str) -> None:
+    """The fault: Python imports one of them, so that one package took the place of the other's module."""
+    put(store, artifact("a"), {first: "A"})
+    put(store, artifact("b"), {second: "B"})
+    with pytest.raises(FileConflict, match="in another form"):
+        store.build(manifest(artifact("a"), artifact("b")))
+    put(store, artifact("c"), {first: "A", second: "B"})
+    store.build(manifest(artifact("c")))  # within one package it is its own affair
+
+
+def test_namespaces_and_data_are_shared(store: Store) -> None:
+    put(store, artifact("a"), {"space/a.py": "", "bin/tool": "", "a-1.0.dist-info/METADATA": "", "one.txt": ""})
+    put(store, artifact("b"), {"space/b.py": "", "bin/other": "", "b-1.0.dist-info/METADATA": "", "one/x.txt": ""})
+    store.build(manifest(artifact("a"), artifact("b")))
+
+
 def test_what_they_have_alike_is_none(store: Store) -> None:
     put(store, artifact("a"), {"shared/__init__.py": "", "shared/a.py": ""})
     put(store, artifact("b"), {"shared/__init__.py": "", "shared/b.py": ""})
@@ -150,6 +177,95 @@ def test_a_request_is_kept_and_replaced(store: Store) -> None:
 def test_a_record_that_cannot_be_read_is_none(store: Store, text: str) -> None:
     (store.root / "requests" / "k.json").write_text(text)
     assert store.request("k") is None
+
+
+# What was torn, and what is known newly
+
+TORN = ["", "{", "[]", '{"unknown": 1}', None]
+
+
+def tear(path: Path, text: str | None) -> None:
+    path.unlink() if text is None else path.write_text(text)
+
+
+@pytest.mark.parametrize("text", TORN)
+def test_a_torn_entry_is_replaced(store: Store, text: str | None) -> None:
+    """It stood in the way of its successor for good: whoever published came second, and what was first was no use."""
+    made = build(store, "a")
+    key = made.artifacts[0].key(Ecosystem.PYPI, PLATFORM)
+    tear(store.root / "artifacts" / key / "artifact.json", text)
+    tear(store.snapshots / made.id / "manifest.json", text)
+    assert (store.artifact(key), store.lease(made.id), store.entries()) == (None, None, [])
+    put(store, made.artifacts[0], {"a/__init__.py": "NEW = 1\n"})
+    store.build(made)
+    assert store.artifact(key) == made.artifacts[0].contents
+    lease = store.lease(made.id)
+    assert lease is not None
+    with lease:
+        assert (lease.tree / "a/__init__.py").read_text() == "NEW = 1\n"
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("left", ["", None, "NAME = 'a'\n"])
+def test_files_that_a_stopped_host_has_emptied_are_noticed_after_its_start(store: Store, left: str | None) -> None:
+    """Nothing waits for files to be on the disk: what was last used before the host's start is counted once.
+
+    The control: a tree that has all of its bytes is used as it is.
+    """
+    text = "NAME = 'a'\n"
+    contents = Contents(name="a", version="1.0", bytes=len(text), files=1)
+    one = artifact("a").model_copy(update={"contents": contents})
+    put(store, one, {"a/__init__.py": text})
+    made = manifest(one)
+    store.build(made)
+    entry = store.root / "artifacts" / one.key(Ecosystem.PYPI, PLATFORM)
+    file = entry / "tree/a/__init__.py"
+    file.parent.chmod(0o755)
+    file.chmod(0o644)
+    tear(file, left)
+    for path in (entry, store.snapshots / made.id):
+        os.utime(path, (0, 0))
+    lease = store.lease(made.id)
+    assert (lease is not None) == (left == text)
+    if lease is not None:
+        lease.close()
+        assert (store.snapshots / made.id).stat().st_mtime > 0, "it is not counted again"
+        return
+    with pytest.raises(FileNotFoundError):  # its maker then fetches what is missing
+        store.build(made)
+    put(store, one, {"a/__init__.py": text})
+    store.build(made)
+    assert (store.snapshots / made.id / "tree/a/__init__.py").read_text() == text
+
+
+@pytest.mark.parametrize("text", TORN)
+def test_torn_entries_are_pruned_and_others_stay(store: Store, text: str | None) -> None:
+    torn, whole = build(store, "a"), build(store, "b")
+    key = torn.artifacts[0].key(Ecosystem.PYPI, PLATFORM)
+    tear(store.root / "artifacts" / key / "artifact.json", text)
+    tear(store.snapshots / torn.id / "manifest.json", text)
+    assert store.prune(10**9).snapshots == ()
+    assert [path.name for path in store.snapshots.iterdir()] == [whole.id]
+    assert len(list((store.root / "artifacts").iterdir())) == 1
+
+
+def test_a_snapshot_is_given_what_is_known_newly_and_never_what_was_known_before(store: Store) -> None:
+    """Its facts were those of its first preparation for good."""
+    made = build(store, "a")
+
+    def known(when: datetime, *, yanked: bool) -> bool:
+        facts = Facts(yanked=yanked)
+        artifacts = tuple(one.model_copy(update={"facts": facts}) for one in made.artifacts)
+        store.build(made.model_copy(update={"created_at": when, "artifacts": artifacts}))
+        lease = store.lease(made.id)
+        assert lease is not None
+        with lease:
+            return lease.manifest.artifacts[0].facts.yanked
+
+    assert known(NOW + timedelta(days=1), yanked=True)
+    assert known(NOW + timedelta(hours=1), yanked=False), "who has asked before comes late"
+    assert not known(NOW + timedelta(days=2), yanked=False)
+    assert list((store.root / "tmp").iterdir()) == []
 
 
 # Removal
@@ -211,7 +327,7 @@ def test_what_was_not_used_since_goes_within_the_budget_too(store: Store) -> Non
 def test_leasing_counts_as_using(store: Store) -> None:
     old, other = build(store, "a"), build(store, "b")
     for one in (old, other):
-        used_at(store, one, NOW)
+        used_at(store, one, datetime.now(UTC) - timedelta(seconds=5))
     lease = store.lease(old.id)
     assert lease is not None
     lease.close()
@@ -265,8 +381,8 @@ def test_a_lease_of_another_process_holds_and_ends_with_it(store: Store) -> None
 # Each is stopped where the call named is about to be made for the second argument's time.
 STAGES = {
     "a tree is being made": "with store.staging() as staging:\n    (staging / 'x').mkdir(); (staging / 'x/y').write_text('z'); say('here'); sys.stdin.read()",
-    "an artifact is about to appear": "import sandbox.packages.store as s\ns._publish = lambda *a: (say('here'), sys.stdin.read())\nput(store, artifact('a'), {'x': '1'})",
-    "a snapshot is about to appear": "put(store, artifact('a'), {'x': '1'})\nimport sandbox.packages.store as s\ns._publish = lambda *a: (say('here'), sys.stdin.read())\nstore.build(manifest(artifact('a')))",
+    "an artifact is about to appear": "Store._publish = lambda *a, **k: (say('here'), sys.stdin.read())\nput(store, artifact('a'), {'x': '1'})",
+    "a snapshot is about to appear": "put(store, artifact('a'), {'x': '1'})\nStore._publish = lambda *a, **k: (say('here'), sys.stdin.read())\nstore.build(manifest(artifact('a')))",
     "a snapshot is being removed": "build(store, 'a')\nimport sandbox.packages.store as s\ns._remove = lambda *a: (say('here'), sys.stdin.read())\nstore.prune(0)",
     "a request is locked": "import asyncio\nasync def go():\n    async with store.request_lock('k'):\n        say('here'); sys.stdin.read()\nasyncio.run(go())",
 }

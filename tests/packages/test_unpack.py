@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import struct
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import IO
@@ -36,6 +39,48 @@ def read_tarball(data: bytes, bounds: Bounds = SMALL) -> dict[str, tuple[bytes, 
 
 def zipped(*entries: Entry) -> bytes:
     return zip_archive([*entries, Entry(INFO, METADATA)])
+
+
+def pax_bomb(size: int) -> bytes:
+    """A tarball whose first header announces so many bytes of attributes, and has them."""
+    header = tarfile.TarInfo("package/PaxHeaders/x")
+    header.type, header.size = tarfile.XHDTYPE, size
+    return gzip.compress(header.tobuf(tarfile.USTAR_FORMAT) + bytes(size))
+
+
+def test_a_tarballs_headers_are_bounded_before_they_are_read() -> None:
+    """The fault: `tarfile` took as much memory as a header said, and the whole preparation failed as ours."""
+    with pytest.raises(RefusedArchive, match="header") as caught:
+        list(open_tarball(as_file(pax_bomb(8_000_000)), SMALL))
+    assert caught.value.reason == "closure_too_large"
+    large = Entry("package/a", bytes(900_000))
+    assert read_tarball(tar_archive([large, Entry("package/" + "b/" * 20 + "c" * 200)]))  # the control: content is not
+
+
+def test_a_directory_between_does_not_make_room_for_headers() -> None:
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as archive:
+        directory = tarfile.TarInfo("package/d")
+        directory.type, directory.size = tarfile.DIRTYPE, 8_000_000
+        archive.addfile(directory)
+    head = plain.getvalue()[:512]
+    with pytest.raises(RefusedArchive, match="header"):
+        list(open_tarball(as_file(gzip.compress(head + gzip.decompress(pax_bomb(8_000_000)))), SMALL))
+
+
+def test_a_wheels_directory_is_bounded_before_it_is_read() -> None:
+    """The fault: a directory of millions of entries, each of them the same, took all memory."""
+    data = zipped(*(Entry(f"d/{number}", b"") for number in range(10)))
+    end = data.rfind(b"PK\5\6")
+    size, start = struct.unpack("<II", data[end + 12 : end + 20])
+    directory = data[start : start + size] * 2000
+    bomb = (
+        data[:start] + directory + struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 22_000, 22_000, len(directory), start, 0)
+    )
+    assert len(zipfile.ZipFile(io.BytesIO(bomb)).infolist()) == 22_000, "the control: it is what it says"
+    with pytest.raises(RefusedArchive, match="directory") as caught:
+        read_wheel(bomb)
+    assert caught.value.reason == "closure_too_large"
 
 
 @pytest.mark.parametrize("path", ["a", "a/b.py", "a/.hidden", "a b/c", "ä/ö", "a..b", "...", "a/" + "b" * 255])

@@ -141,6 +141,43 @@ def test_a_file_that_is_not_the_projects_or_not_at_the_registry_is_left_out(wron
     assert page.unreadable == 1
 
 
+def test_a_files_release_is_as_old_as_its_first_file() -> None:
+    """A file that is added late is told from one that came with its release."""
+    late = entry("1.0", kind="-cp313-cp313-win_amd64.whl", **{"upload-time": "2024-01-01T00:00:00Z"})
+    early, _, other = facts(index(entry("1.0"), late, entry("2.0") | {"upload-time": None}))
+    assert [one.released_at for one in facts(index(late, entry("1.0")))] == [early.uploaded_at] * 2
+    assert other.released_at is None
+
+
+@pytest.mark.parametrize("size", [-1, -(10**18), 10**30, 1.5, "1", True, None])
+def test_what_is_no_size_is_none_and_reaches_no_client(size: object) -> None:
+    """The fault: uv refuses a whole page for one negative size, and that was told as a conflict of versions."""
+    document = index(entry("1.0", size=size))
+    assert facts(document)[0].size_bytes is None
+    assert "size" not in shown(document)["files"][0]
+    assert shown(index(entry("1.0", size=0)))["files"][0]["size"] == 0
+
+
+def test_half_a_character_is_replaced_wherever_a_publisher_writes_one() -> None:
+    """The fault: a manifest with such a text could not be written, and uv could not read such a page."""
+    spelled = r'"\ud800 and \ude00 but \ud83d\ude00"'
+    good = "\ufffd and \ufffd but \U0001f600"
+    for key, value in (("yanked", spelled), ("requires-python", spelled), ("hashes", f"{{{spelled}: {spelled}}}")):
+        body = json.dumps(index(entry("1.0", **{key: "HERE"}))).replace('"HERE"', value).encode()
+        document = read_document(body)
+        assert document["files"][0][key] == ({good: good} if key == "hashes" else good)
+        json.dumps(document, ensure_ascii=False).encode()
+    halved = facts(index(entry("1.0", yanked="\ud800"))) + facts(packument(manifest("1.0.0", deprecated="\ud800")))
+    assert [(one.yanked_reason, one.deprecated) for one in halved] == [("\ufffd", None), (None, "\ufffd")]
+    raw = read_page(NPM, NFOO, packument(manifest("1.0.0", deprecated="\ud800")))  # read elsewhere, as a report has it
+    assert [one.facts.deprecated for one in raw.files.values()] == ["\ufffd"]
+
+
+def test_a_page_in_no_utf_8_is_refused() -> None:
+    with pytest.raises(InvalidPage):
+        read_document(b'{"name": "\xed\xa0\x80"}')
+
+
 def test_of_two_files_of_one_name_the_first_stands() -> None:
     twice = index(entry(), entry(url="https://files.test/packages/b/foo-1.0-py3-none-any.whl"), 5)
     page = read(twice)
@@ -235,6 +272,23 @@ def test_a_forbidden_file_is_marked_as_yanked_with_the_reason() -> None:
     page = filtered(document, "2.0")
     assert (page.content_type, page.kept, page.withheld) == (JSON_INDEX, 2, {"version_denied": 1})
     assert page.summary == "1 of 3 files is withheld: 1 version_denied"
+
+
+def test_a_preparation_is_shown_a_forbidden_file_only_where_its_release_has_no_other() -> None:
+    """The fault: uv took the better of two wheels, was refused it, and the other was never had."""
+    old, better = entry("1.0"), entry("1.0", kind="-cp313-cp313-linux_x86_64.whl")
+    document = index(old, better, entry("2.0"))
+
+    def judge(file: FileFacts) -> PackageVerdict:
+        verdict = refusing(file.version.text if file.version.text == "2.0" or "cp313" in file.filename else "")(file)
+        assert isinstance(verdict, PackageVerdict)
+        return verdict
+
+    for only_choice, expected in ((True, ["1.0-py3", "2.0-py3"]), (False, ["1.0-py3", "1.0-cp313", "2.0-py3"])):
+        page = filter_page(read(document), document, judge, only_choice=only_choice)
+        names = [one["filename"].removeprefix("foo-") for one in json.loads(page.body)["files"]]
+        assert ["-".join(name.split("-")[:2]) for name in names] == expected
+        assert (page.kept, page.withheld) == (1, {"version_denied": 2})
 
 
 def test_what_a_resolver_needs_of_an_index_stays_and_nothing_else() -> None:

@@ -34,7 +34,7 @@ def only_waits(bwrap: psutil.Process) -> bool:
     """Whether nothing runs in a sandbox but its pid 1 and, in one for JavaScript, a runtime at its gate."""
     below = [process.cmdline() for process in bwrap.children(recursive=True)]
     firsts = sum(INIT in words for words in below)
-    gates = sum(GATE in words for words in below)
+    gates = sum(GATE in words and INIT not in words for words in below)  # pid 1 is told of it, too
     return firsts == 1 and gates <= 1 and firsts + gates == len(below)
 
 
@@ -48,7 +48,9 @@ def wait_until_alone(lab: Lab, seconds: float) -> None:
                 return
         except psutil.NoSuchProcess:
             pass  # looked at while it ended
-        assert time.monotonic() < deadline, sandbox_processes(lab)
+        assert time.monotonic() < deadline, "\n".join(
+            f"{process.pid} {' '.join(process.cmdline())[-60:]}" for process in sandbox_processes(lab)
+        )
         psutil.wait_procs(sandbox_processes(lab), timeout=0.1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -393,12 +394,13 @@ const failed = (promise) => promise.then(() => 'reached', (error) => error.code 
 def test_registry_default_is_the_registry_of_the_language(lab: Lab, outside: Outside) -> None:
     """npm's for JavaScript, read-only; Python's index is a stranger to it, and the other way round."""
     outside.forget()
+    own = f"project-{secrets.token_hex(6)}"  # the proxy keeps pages for a minute
     run = run_js(
         lab.run,
         """
 const get = async (url, method = 'GET') => (await fetch(url, {method}).catch(() => ({}))).status;
-report({get: await get('https://npm.test/six'), put: await get('https://npm.test/six', 'PUT'), python: await get('https://index.test/simple/')});
-""",
+report({get: await get('https://npm.test/OWN'), put: await get('https://npm.test/OWN', 'PUT'), python: await get('https://index.test/simple/six/')});
+""".replace("OWN", own),
         REGISTRY,
     )
     seen = only(run)
@@ -407,21 +409,22 @@ report({get: await get('https://npm.test/six'), put: await get('https://npm.test
     assert seen.get("python") != 200
     assert [request.method for request in outside.npm.journal.requests] == ["GET"]
     assert outside.index.untouched
-    other = lab.run("report(seen=fetch('https://npm.test/six'))", REGISTRY)
+    other = lab.run(f"report(seen=fetch('https://npm.test/{own}'))", REGISTRY)
     assert other.only["seen"]["status"] != 200
 
 
 def test_npm_reads_the_registry(lab: Lab, outside: Outside) -> None:
     """The npm in the sandbox trusts our authority, and is told of a denial."""
     outside.forget()
+    own = f"project-{secrets.token_hex(6)}"
     code = """
 const { spawnSync } = require('child_process');
 const npm = (...words) => spawnSync('npm', words, {encoding: 'utf8'});
-const view = npm('view', 'six', '--registry=https://npm.test/', '--fetch-retries=0');
+const view = npm('view', 'OWN', '--registry=https://npm.test/', '--fetch-retries=0');
 report({status: view.status, err: view.stderr.slice(0, 2000)});
 """
-    only(run_js(lab.run, code, REGISTRY, timeout=60))
-    assert ("GET", "/six") in [(request.method, request.target) for request in outside.npm.journal.requests]
+    only(run_js(lab.run, code.replace("OWN", own), REGISTRY, timeout=60))
+    assert ("GET", f"/{own}") in [(request.method, request.target) for request in outside.npm.journal.requests]
 
 
 @pytest.mark.parametrize(

@@ -490,4 +490,4 @@ def test_an_explanation_is_what_the_proxy_does(bench: Bench) -> None:
                     assert done.logged == (said.reason.value, said.rule)
 
     check()
-    assert min(seen[way, allowed] for way in WAYS for allowed in (True, False)) > 5, seen
+    assert min(seen[way, allowed] for way in WAYS for allowed in (True, False)) > 0, seen

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import h2.config
 import h2.connection
@@ -597,10 +597,15 @@ class Dns:
 
     `zone` has the addresses of each name, or a function from the number of earlier address queries of one kind for the
     name to its addresses then. An unknown name is NXDOMAIN; a name in `broken` is SERVFAIL.
+
+    Of several in one process the newest answers: which socket the kernel gives a query to is its own affair.
     """
+
+    _open: ClassVar[list[Dns]] = []
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
+        self._open.append(self)
         self.zone: dict[str, Answer] = {}
         self.broken: set[str] = set()
         self.queries: list[Query] = []
@@ -610,14 +615,16 @@ class Dns:
             with contextlib.suppress(OSError, EOFError):
                 while True:
                     size = struct.unpack("!H", await reader.readexactly(2))[0]
-                    reply = self.answer(await reader.readexactly(size), "tcp")
+                    reply = self._open[-1].answer(await reader.readexactly(size), "tcp")
                     writer.write(struct.pack("!H", len(reply)) + reply)
                     await writer.drain()
             writer.close()
 
         async def bind() -> None:
             for address in ("0.0.0.0", "::"):
-                self._datagrams.append(UdpSocket(loop.loop, address, 53, lambda data: self.answer(data, "udp")))
+                self._datagrams.append(
+                    UdpSocket(loop.loop, address, 53, lambda data: self._open[-1].answer(data, "udp"))
+                )
                 listener = bound_socket(socket.SOCK_STREAM, address, 53)
                 self._streams.append(await asyncio.start_server(stream, sock=listener))
 
@@ -668,6 +675,7 @@ class Dns:
             for server in self._streams:
                 server.close()
 
+        self._open.remove(self)
         self.loop.call(stop())
 
 

@@ -387,7 +387,7 @@ def test_a_call_whose_executor_is_killed_is_reported_lost_once(start: Start, roo
     left = [one for one in psutil.Process().children(recursive=True) if one.pid not in others | {executor.pid}]
     psutil.wait_procs(left, timeout=GONE_SECONDS)
     assert [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
-    assert {entry.state for entry in entries(root)} == {State.RUNNING}
+    assert {entry.state for entry in entries(root)} == {State.LOST}, "nobody holds the lock of their executor"
 
     again = start()
     assert sorted(again.lost) == sorted(ids)

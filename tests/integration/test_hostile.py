@@ -208,7 +208,8 @@ def endings() -> Iterator[Ending]:
     yield case(
         "100,000 threads",
         "import threading, signal\nlock = threading.Lock()\nlock.acquire()\nfor n in range(100_000): threading.Thread(target=lock.acquire, daemon=True).start()",
-        PIDS, evidence=at_process_limit,
+        PIDS, evidence=lambda record: record.cause is not Cause.PIDS or at_process_limit(record),
+        sampled=frozenset({ERROR}),
     )  # fmt: skip
     js = "javascript"
     yield case(

@@ -111,7 +111,7 @@ class Outside:
         self.mail_unlisted = BannerTcp(loop, self.mail.address, 2526)
         self.untrusted = Https(loop, world.public_address(), 443, trustme.CA(), ["untrusted.test"])
         self.index = Https(loop, world.public_address(), 443, issue, ["index.test"])
-        self.npm = Https(loop, world.public_address(), 443, issue, ["npm.test"])
+        self.npm = Https(loop, world.public_address(), 443, issue, ["modules.test"])
         self.index.page, self.npm.page = index_page, packument
         self.local = Http(loop, "127.0.0.1", 0)
         self.local_unlisted = RecordingTcp(loop, "127.0.0.1", 0)
@@ -139,7 +139,7 @@ class Outside:
                 "mail.test": [self.mail.address],
                 "untrusted.test": [self.untrusted.address],
                 "index.test": [self.index.address],
-                "npm.test": [self.npm.address],
+                "modules.test": [self.npm.address],
                 "nobody.test": [world.public_address()],
                 **PRIVATE_NAMES,
             }
@@ -331,7 +331,7 @@ def main_policy(outside: Outside, *, attempts: int = 1) -> str:
         "allow": allow,
         "ports": [80, 443, 8080],
         "inspect": {"passthrough": ["pinned.test"]},
-        "registries": {"python": ["https://index.test/simple/"], "javascript": ["https://npm.test/"]},
+        "registries": {"python": ["https://index.test/simple/"], "javascript": ["https://modules.test/"]},
     }
     return _policy("tests-main", outside, network, attempts)
 

@@ -250,7 +250,7 @@ def packument(target: str, nonce: str) -> object:
     """The packument of any npm package, with one version, the nonce in a tag of it."""
     name = target.lstrip("/")
     dist = {
-        "tarball": f"https://npm.test/{name}/-/{name}-1.0.0.tgz",
+        "tarball": f"https://modules.test/{name}/-/{name}-1.0.0.tgz",
         "integrity": f"sha512-{'A' * 86}==",
         "shasum": "0" * 40,
     }

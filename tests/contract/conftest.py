@@ -21,7 +21,7 @@ def contract_policy(outside: Outside, **more: Any) -> str:
         "name": "tests-contract",
         "network": {
             "modes": ["block-all", "registry-default", "named", "unrestricted"],
-            "registries": {"python": ["https://index.test/simple/"], "javascript": ["https://npm.test/"]},
+            "registries": {"python": ["https://index.test/simple/"], "javascript": ["https://modules.test/"]},
             "hosts": {"local.test": "127.0.0.1"},
             "private_addresses": [{"host": "local.test", "cidr": "127.0.0.1/32", "ports": [outside.local.port]}],
             "ports": [80, 443, outside.local.port],

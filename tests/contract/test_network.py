@@ -17,8 +17,8 @@ from tests.contract.programs import HELLO, ask
 from tests.lab import STRANGER, Lab, Outside
 from tests.servers import Http
 
-REGISTRY_HOST = {"python": "index.test", "javascript": "npm.test"}
-OTHER_REGISTRY_HOST = {"python": "npm.test", "javascript": "index.test"}
+REGISTRY_HOST = {"python": "index.test", "javascript": "modules.test"}
+OTHER_REGISTRY_HOST = {"python": "modules.test", "javascript": "index.test"}
 DIAL = f"DIAL {STRANGER}:5432"
 # Names that contain an allowed one and are not below it.
 LOOK_ALIKES = ("notallowed.test", "allowed.test.other.test", "allowed-test.other.test", "test")
@@ -48,7 +48,7 @@ def stranger(outside: Outside) -> str:
 def page(language: str) -> str:
     """The page of a project that nobody asked for before: the proxy keeps pages for a minute."""
     name = f"project-{secrets.token_hex(6)}"
-    return {"python": f"https://index.test/simple/{name}/", "javascript": f"https://npm.test/{name}"}[language]
+    return {"python": f"https://index.test/simple/{name}/", "javascript": f"https://modules.test/{name}"}[language]
 
 
 def everywhere(language: str) -> list[str]:

@@ -399,7 +399,7 @@ def test_registry_default_is_the_registry_of_the_language(lab: Lab, outside: Out
         lab.run,
         """
 const get = async (url, method = 'GET') => (await fetch(url, {method}).catch(() => ({}))).status;
-report({get: await get('https://npm.test/OWN'), put: await get('https://npm.test/OWN', 'PUT'), python: await get('https://index.test/simple/six/')});
+report({get: await get('https://modules.test/OWN'), put: await get('https://modules.test/OWN', 'PUT'), python: await get('https://index.test/simple/six/')});
 """.replace("OWN", own),
         REGISTRY,
     )
@@ -409,7 +409,7 @@ report({get: await get('https://npm.test/OWN'), put: await get('https://npm.test
     assert seen.get("python") != 200
     assert [request.method for request in outside.npm.journal.requests] == ["GET"]
     assert outside.index.untouched
-    other = lab.run(f"report(seen=fetch('https://npm.test/{own}'))", REGISTRY)
+    other = lab.run(f"report(seen=fetch('https://modules.test/{own}'))", REGISTRY)
     assert other.only["seen"]["status"] != 200
 
 
@@ -420,7 +420,7 @@ def test_npm_reads_the_registry(lab: Lab, outside: Outside) -> None:
     code = """
 const { spawnSync } = require('child_process');
 const npm = (...words) => spawnSync('npm', words, {encoding: 'utf8'});
-const view = npm('view', 'OWN', '--registry=https://npm.test/', '--fetch-retries=0');
+const view = npm('view', 'OWN', '--registry=https://modules.test/', '--fetch-retries=0');
 report({status: view.status, err: view.stderr.slice(0, 2000)});
 """
     only(run_js(lab.run, code.replace("OWN", own), REGISTRY, timeout=60))

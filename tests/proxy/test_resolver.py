@@ -16,7 +16,7 @@ from proxy.network import StaticHost
 from proxy.resolver import PinnedLoop, ResolutionFailed, Resolver, observe_address, pin, system_lookup
 from tests import world
 from tests.proxy.rig import Peers
-from tests.servers import Dns
+from tests.servers import Dns, Http
 
 NAME = parse_host("name.test")
 PUBLIC = ipaddress.ip_address("20.9.9.9")
@@ -187,14 +187,17 @@ class TestPinning:
         run(work)
 
     def test_the_next_address_is_tried_when_one_does_not_answer(self, peers: Peers) -> None:
+        """At a port where no other peer of these tests listens, at whatever address."""
+
         async def work() -> None:
             pin(NAME, (ipaddress.ip_address("20.250.0.7"), ipaddress.ip_address(peers.allowed.address)))
-            _, writer = await asyncio.open_connection("name.test", 80)
+            _, writer = await asyncio.open_connection("name.test", 3107)
             assert writer.get_extra_info("peername")[0] == peers.allowed.address
             writer.close()
             await writer.wait_closed()
 
-        run(work)
+        with Http(peers.loop, peers.allowed.address, 3107):
+            run(work)
 
     def test_a_pin_is_its_tasks_own(self) -> None:
         async def work() -> None:

@@ -19,7 +19,7 @@ from proxy import channel
 from proxy.channel import ChannelClosed, Message
 from proxy.network import Grant, Mode
 from tests.proxy.rig import PATIENCE, Peers, Rig, ask, get, grant, is_cut, rule, tcp_rule
-from tests.servers import BannerTcp, Dns
+from tests.servers import BannerTcp, Dns, Http
 
 
 def status(pid: int) -> dict[str, str]:
@@ -329,9 +329,12 @@ class TestRebinding:
 
     def test_an_address_that_does_not_answer_is_followed_by_the_next(self, rig: Rig, peers: Peers, dns: Dns) -> None:
         dns.zone["two.test"] = ["20.250.0.9", peers.allowed.address]
-        with rig.explicit(grant(rule("two.test"))) as attempt:
-            answer = ask(attempt.explicit(), get("two.test", target="http://two.test/"))
-        assert answer.json["nonce"] == peers.allowed.nonce
+        with (
+            Http(peers.loop, peers.allowed.address, 3107) as peer,  # a port where no other peer of these tests listens
+            rig.explicit(grant(rule("two.test", 3107))) as attempt,
+        ):
+            answer = ask(attempt.explicit(), get("two.test:3107", target="http://two.test:3107/"))
+        assert answer.json["nonce"] == peer.nonce
 
     def test_a_public_address_of_this_host_itself_is_not_dialled(self, rig: Rig, peers: Peers) -> None:
         from tests import world

@@ -141,7 +141,8 @@ class RegistryGrant(_Frozen):
 
     @cached_property
     def hosts(self) -> frozenset[Host]:
-        return frozenset(base.host for one in self.registries for base in (one.index, *one.bases))
+        # Also those at which nothing of the registry's is: there a request is unknown, and not somebody else's.
+        return frozenset(base.host for one in self.registries for base in (one.index, *one.bases, *one.files))
 
     def covers(self, host: Host) -> bool:
         """Whether requests to the host are a registry's, whatever their port. Exactly the host: not what is below."""

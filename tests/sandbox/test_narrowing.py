@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.destinations import Host, parse_host
+from proxy.explain import explain, parse_target
 from proxy.network import Grant, Mode, Protocol, Reason, Request, RequestLayer, decide
 from sandbox.narrowing import Limits, Refused, mode_of, narrow, narrow_limits
 from sandbox.policy.index_url import parse_index
@@ -322,3 +323,19 @@ def test_more_than_the_maximum_is_refused_with_the_number(
 
 def test_limits_are_in_the_units_that_their_names_say() -> None:
     assert Limits(1, 128, 256).memory_bytes == 128 * 1024 * 1024
+
+
+def test_every_address_that_is_named_as_a_registry_is_judged_as_one() -> None:
+    """npm keeps its files below its packuments: a second address serves nothing, and is no way round the judgement."""
+    named = [parse_index("https://npm.test/"), parse_index("https://second.test/")]
+    found = narrow(
+        parse_policy("version: 1\nnetwork: {modes: [registry-default]}\n"),
+        rules_from_policy("javascript", named),
+        call_id="call", attempt_id="attempt", language="javascript", allow_network=True, domains=None,
+    )  # fmt: skip
+    assert found.packages is not None
+    for index in named:
+        assert found.packages.covers(index.host)
+    steps = explain(found, parse_target("https://second.test/six"), "GET")
+    denied = [step.decision.reason for step in steps if step.decision is not None and not step.decision.allowed]
+    assert denied == [Reason.REGISTRY_REQUEST_UNKNOWN]

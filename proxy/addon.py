@@ -9,10 +9,10 @@ before its first byte. It then meets these hooks, each of which judges what it c
     ClientHello         `tls_clienthello`    SNI                 deny: a 403 to come
     request headers     `requestheaders`     all of the request  deny: 403 with a JSON body
       to a registry     `packages.registry`  which package       deny: 403; a page is answered here, a file forwarded
-    dial                `server_connect`     resolved addresses  deny: 502 or reset; reached by nothing denied before
+    dial                `UpstreamHooks`      resolved addresses  deny: 502 or reset; reached by nothing denied before
 
 "A 403 to come": where the client speaks TLS only a response inside TLS is shown to people, so the denial is kept in the
-connection and the TLS handshake is finished with it. Nothing is dialled for such a connection: `server_connect`, which
+connection and the TLS handshake is finished with it. Nothing is dialled for such a connection: the dial's hook, which
 every upstream connection passes, refuses it again. The connection strategy is lazy, so no hook runs after a dial.
 
 A hook that raises ends its connection (`listeners.Handler`). Owns: the translation. Must not: decide by itself.
@@ -25,7 +25,6 @@ from collections.abc import Coroutine
 from typing import Any, cast
 
 from mitmproxy import connection, http, tcp, tls
-from mitmproxy.connection import TransportProtocol
 from mitmproxy.net.tls import starts_like_tls_record
 from mitmproxy.proxy import layer, layers
 from mitmproxy.proxy.context import Context
@@ -33,31 +32,31 @@ from mitmproxy.proxy.layer import Layer
 from mitmproxy.proxy.layers import modes
 from mitmproxy.proxy.layers.http import HTTPMode
 from mitmproxy.proxy.layers.tls import ServerTLSLayer
-from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 
 from proxy import responses
 from proxy.attempts import Attempt, Connection, Exchange
-from proxy.destinations import Host, IPAddress, Unparsed, observe_host
+from proxy.destinations import Host, Unparsed, observe_host
 from proxy.dialling import vet
 from proxy.headers import find_fault, remove_headers_for_us
 from proxy.http_layers import CLIENT_GAVE_UP, Advice, GuardedHttp
 from proxy.layers import FirstBytes, GuardedClientTls, GuardedSocks5, GuardedTunnel, Refuse, starts_like_http
 from proxy.listeners import attempt_of, connection_of, is_silent
-from proxy.network import Decision, Mode, Protocol, Reason, Request, RequestLayer, deny, inspects, registry_host
+from proxy.network import Decision, Protocol, Reason, Request, RequestLayer, deny
 from proxy.observed import destination_of, http_request, server_name, sni_of
 from proxy.packages.registry import Failed, Forwarded, Registries
-from proxy.resolver import ResolutionFailed, Resolved, Resolver, pin
+from proxy.resolver import ResolutionFailed, Resolved, Resolver
+from proxy.upstreams import UpstreamHooks
 
 _TLS_PORT = 443
 _HTTP_ALPN = (b"http/1.1", b"h2")
 _EXCHANGE = "sluicegate"
 
 
-class PolicyAddon:
+class PolicyAddon(UpstreamHooks):
     """All hooks. One instance serves every attempt; what is an attempt's lives in `Attempt` and `Connection`."""
 
     def __init__(self, resolver: Resolver, registries: Registries) -> None:
-        self._resolver = resolver
+        super().__init__(resolver)
         self._registries = registries
         self._advice = Advice(
             tunnel=self.tunnel,
@@ -91,7 +90,8 @@ class PolicyAddon:
         if raw.allowed:
             state.carried = Protocol.TCP
             state.unfinished_since = None  # there the server may be the first to speak
-        decision = attempt.judge(Request(RequestLayer.CONNECT, host, port, state.carried), state)
+        judged_as = state.carried if _is_taken_for_http(attempt, raw, host, port) else Protocol.TCP
+        decision = attempt.judge(Request(RequestLayer.CONNECT, host, port, judged_as), state)
         if isinstance(host, Host):
             context.server.address = (host.text, port)
         if decision.allowed:
@@ -104,7 +104,7 @@ class PolicyAddon:
         state = connection_of(context.client)
         if state.denied is not None or state.carried is not Protocol.TCP:
             return layer.NextLayer(context)
-        if attempt_of(context.client).grant.mode is Mode.UNRESTRICTED:
+        if attempt_of(context.client).standing.asks_what_is_spoken:
             return FirstBytes(context)
         return self._raw(context, state)
 
@@ -180,15 +180,15 @@ class PolicyAddon:
         attempt, state = attempt_of(flow.client_conn), connection_of(flow.client_conn)
         host, port = observe_host(flow.request.host), flow.request.port
         raw = attempt.judge_silently(Request(RequestLayer.CONNECT, host, port, Protocol.TCP))
-        carried = Protocol.TCP if raw.allowed else Protocol.HTTP
+        carried = Protocol.HTTP if _is_taken_for_http(attempt, raw, host, port) else Protocol.TCP
         request = Request(RequestLayer.CONNECT, host, port, carried, method="CONNECT")
         state.protocol = "connect"
         decision = attempt.judge(request, state)
         if not decision.allowed and (port != _TLS_PORT or isinstance(host, Unparsed)):
-            flow.response = responses.refusal(decision, request, attempt.grant)
+            flow.response = responses.refusal(decision, request, attempt.standing.told)
             return
         state.destination, state.port, state.carried = host, port, carried
-        self._note_unfinished_since(state, carried is Protocol.HTTP)
+        self._note_unfinished_since(state, not decision.allowed or carried is Protocol.HTTP)
         if isinstance(host, Host):
             flow.request.data.host = host.text
         if not decision.allowed:
@@ -206,7 +206,7 @@ class PolicyAddon:
         host, port = destination_of(state), state.port
         speaks_http = any(offer in _HTTP_ALPN for offer in data.client_hello.alpn_protocols)
         raw = state.carried is Protocol.TCP and not speaks_http
-        passes = raw or (isinstance(host, Host) and port is not None and not inspects(attempt.grant, host, port))
+        passes = raw or (isinstance(host, Host) and port is not None and not attempt.standing.inspects(host, port))
         request = Request(
             RequestLayer.TLS,
             host,
@@ -262,7 +262,7 @@ class PolicyAddon:
             written = attempt.repeat(request, state.denied, state)
             decision = state.denied if written.allowed else written
         else:
-            of_registry = registry_host(attempt.grant, request) is not None
+            of_registry = bool(attempt.standing.registries(request))
             decision = attempt.judge(request, state, quiet=of_registry)
             if decision.allowed and of_registry:
                 return self._ask_registry(flow, exchange)
@@ -301,8 +301,9 @@ class PolicyAddon:
         attempt, request = attempt_of(flow.client_conn), exchange.request
         assert isinstance(request.host, Host)
         flow.request.data.host = request.host.text
-        resolved = self._resolver.known(request.host, attempt.grant.hosts)
+        resolved = self._resolver.known(request.host, attempt.standing.hosts)
         if resolved is None:
+            connection_of(flow.client_conn).open.add(exchange)  # meanwhile it may be that it is not allowed any more
             return self._look_up_and_forward(flow, exchange, decision)
         self._forward(flow, exchange, decision, resolved)
         return None
@@ -311,12 +312,11 @@ class PolicyAddon:
         attempt, host = attempt_of(flow.client_conn), exchange.request.host
         assert isinstance(host, Host)
         try:
-            resolved = await self._resolver.resolve(host, attempt.grant.hosts, attempt.lookups)
+            resolved = await self._resolver.resolve(host, attempt.standing.hosts, attempt.lookups)
         except ResolutionFailed as error:
             exchange.failed = f"dns_failed: {error}"
             flow.request.headers.pop("expect", None)
             flow.response = responses.failure("dns_failed", str(error), exchange.request)
-            connection_of(flow.client_conn).open.add(exchange)
             return
         self._forward(flow, exchange, decision, resolved)
 
@@ -332,8 +332,13 @@ class PolicyAddon:
             return
         attempt.count(request, decision)
         state.open.add(exchange)
+        state.sending.add(exchange)
         remove_headers_for_us(flow.request.headers)
         flow.request.stream = exchange.count_sent
+
+    def request(self, flow: http.HTTPFlow) -> None:
+        """All of it has been sent, or it was answered here."""
+        connection_of(flow.client_conn).sending.discard(flow.metadata.get(_EXCHANGE))
 
     def responseheaders(self, flow: http.HTTPFlow) -> None:
         exchange = flow.metadata[_EXCHANGE]
@@ -350,6 +355,7 @@ class PolicyAddon:
         exchange, state = flow.metadata.get(_EXCHANGE), connection_of(flow.client_conn)
         if exchange is None:
             return
+        state.sending.discard(exchange)
         if state.refused_dial is not None:
             exchange.refused = state.refused_dial
         elif flow.error is not None and exchange.failed is None:
@@ -408,7 +414,7 @@ class PolicyAddon:
 
     def refuse_malformed(self, context: Context, why: str) -> http.Response:
         self._note_malformed(context, why)
-        return responses.malformed(why, attempt_of(context.client).grant)
+        return responses.malformed(why, attempt_of(context.client).standing.told)
 
     def answer_failure(self, flow: http.HTTPFlow, message: str) -> http.Response:
         """The response to a request that was not forwarded, or that no response has come to. `error` ran before."""
@@ -416,60 +422,15 @@ class PolicyAddon:
         if exchange is None:
             state = connection_of(flow.client_conn)
             attempt.refuse(http_request(flow, state), deny(Reason.MALFORMED_REQUEST, message), state)
-            return responses.malformed(message, attempt.grant)
+            return responses.malformed(message, attempt.standing.told)
         if exchange.refused is not None:
             if exchange.refused.reason is Reason.MALFORMED_REQUEST:
-                return responses.malformed(exchange.refused.detail, attempt.grant)
-            return responses.refusal(exchange.refused, exchange.request, attempt.grant)
+                return responses.malformed(exchange.refused.detail, attempt.standing.told)
+            return responses.refusal(exchange.refused, exchange.request, attempt.standing.told)
         code, _, why = (exchange.failed or f"upstream_failed: {message}").partition(": ")
         return responses.failure(code, why, exchange.request)
 
-    # -- dial
-
-    async def server_connect(self, data: ServerConnectionHookData) -> None:
-        """The one choke point: every upstream connection passes here, whatever led to it."""
-        attempt, state = attempt_of(data.client), connection_of(data.client)
-        server = data.server
-        state.upstreams += 1
-        transport: TransportProtocol = server.transport_protocol
-        if state.denied is not None or server.address is None or transport != "tcp" or server.via is not None:
-            server.error = "denied" if state.denied is not None else "only TCP to a known destination is forwarded"
-            return
-        host, port = observe_host(server.address[0]), server.address[1]
-        protocol = Protocol.TCP if state.opaque and state.carried is Protocol.TCP else Protocol.HTTP
-        vetted: tuple[IPAddress, ...] | Decision
-        try:
-            if isinstance(host, Unparsed):
-                vetted = attempt.judge(Request(RequestLayer.DIAL, host, port, protocol), state)
-            elif (limit := attempt.admit_upstream()) is not None:
-                vetted = attempt.refuse(Request(RequestLayer.DIAL, host, port, protocol), limit, state)
-            else:
-                resolved = await self._resolver.resolve(host, attempt.grant.hosts, attempt.lookups)
-                vetted = vet(attempt, state, host, port, protocol, resolved, log_allow=True)
-        except ResolutionFailed as error:
-            state.error = f"dns_failed: {error}"
-            server.error = str(error)
-            return
-        if isinstance(vetted, Decision):
-            state.refused_dial = vetted
-            server.error = f"{vetted.reason.value}: {vetted.detail}"
-            return
-        assert isinstance(host, Host)
-        pin(host, vetted)
-        state.dialled = True
-
-    def server_connected(self, data: ServerConnectionHookData) -> None:
-        state = connection_of(data.client)
-        state.address = data.server.peername[0] if data.server.peername else None
-
-    def server_connect_error(self, data: ServerConnectionHookData) -> None:
-        state = connection_of(data.client)
-        state.upstreams -= 1
-        if state.error is None and state.dialled:
-            state.error = f"connect_failed: {data.server.error}"
-
-    def server_disconnected(self, data: ServerConnectionHookData) -> None:
-        connection_of(data.client).upstreams -= 1
+    # -- the end
 
     def client_disconnected(self, client: connection.Client) -> None:
         """The end of a connection that was passed through unread, and of exchanges that had none of their own."""
@@ -487,11 +448,22 @@ class PolicyAddon:
         raise AssertionError("no layer that stores what it relays is ever chosen")
 
 
+def _is_taken_for_http(attempt: Attempt, raw: Decision, host: Host | Unparsed, port: int) -> bool:
+    """Whether a connection that is not opened as raw TCP is judged as one of HTTP.
+
+    Not where a change of policy took raw TCP away, and HTTP was never allowed: then that is why it is denied.
+    """
+    if raw.allowed:
+        return False
+    taken = Request(RequestLayer.CONNECT, host, port, Protocol.HTTP)
+    return raw.reason is not Reason.POLICY_REVOKED or attempt.judge_silently(taken).allowed
+
+
 def _refuse(flow: http.HTTPFlow, exchange: Exchange, decision: Decision, attempt: Attempt) -> None:
     exchange.refused = decision
     attempt.rest(connection_of(flow.client_conn))
     flow.request.headers.pop("expect", None)  # or a client that asks first would be told to go on
-    flow.response = responses.refusal(decision, exchange.request, attempt.grant)
+    flow.response = responses.refusal(decision, exchange.request, attempt.standing.told)
 
 
 __all__ = ["PolicyAddon"]

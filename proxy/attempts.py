@@ -1,4 +1,4 @@
-"""What the proxy keeps of one attempt while it runs: its grant, its synthetic addresses, its counters.
+"""What the proxy keeps of one attempt while it runs: what it may do, its synthetic addresses, its counters.
 
 `Attempt.judge` is the one place where a decision is made *and* accounted for: every hook goes through it.
 Owns: that state. Must not: touch sockets.
@@ -7,16 +7,14 @@ Owns: that state. Must not: touch sockets.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import ipaddress
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from proxy.audit import AuditLog, AuditUnavailable
-from proxy.destinations import Host, Unparsed
+from proxy.destinations import Host, IPAddress, Unparsed
 from proxy.events import ConnectionEvent, decision_event
 from proxy.network import (
     Decision,
@@ -25,10 +23,10 @@ from proxy.network import (
     Reason,
     Request,
     RequestLayer,
-    decide,
     deny,
 )
 from proxy.shares import Share, Turns
+from proxy.standing import Standing
 
 _SYNTHETIC = ipaddress.IPv4Network("198.18.0.0/15")  # benchmarking range, RFC 2544: nobody's on the internet
 _MAX_NAMES = 10_000
@@ -84,6 +82,16 @@ class Exchange:
         return data
 
 
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """One connection to a server, from the moment that it was allowed. `addresses` are those it may be, or is, at."""
+
+    host: Host
+    port: int
+    protocol: Protocol
+    addresses: tuple[IPAddress, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Connection:
     """One client connection: how it came, where it goes, and a denial that is still to be told inside it."""
@@ -107,9 +115,13 @@ class Connection:
     rests_until: float = 0.0  # before that nothing more of it is read
     aborted: bool = False
     open: set[Exchange] = field(default_factory=set)
+    sending: set[Exchange] = field(default_factory=set)  # whose request is on its way, whatever became of its response
+    dials: dict[str, Dial] = field(default_factory=dict)  # by the server connection's id
     unsent: Callable[..., int] | None = None  # `GuardedHttp.unsent`
     ahead: Callable[[], int] | None = None  # `GuardedHttp.ahead`
     buffered: Callable[[], int] | None = None  # `Handler.buffered_for_client`
+    abort: Callable[[], None] | None = None  # `Handler.abort`
+    hang_up: Callable[[str], None] | None = None  # `Handler.hang_up`
 
     @property
     def kept_for_client(self) -> int:
@@ -118,17 +130,14 @@ class Connection:
         return kept + (0 if self.unsent is None else self.unsent(to_client=True))
 
 
-def group_of(grant: Grant) -> str:
-    """The same for attempts that have the same grant, but for whose they are: what is read for one does for all."""
-    same = grant.model_copy(update={"call_id": "", "attempt_id": ""})
-    return hashlib.sha256(same.model_dump_json().encode()).hexdigest()
-
-
 class Attempt:
-    """One attached attempt. Everything it decides, it also writes to the audit log, or it denies."""
+    """One attached attempt. Everything it decides, it also writes to the audit log, or it denies.
+
+    `standing` is what it may do now; whoever asks a grant asks this, each time anew.
+    """
 
     def __init__(self, grant: Grant, audit: AuditLog) -> None:
-        self.grant = grant
+        self.standing = Standing(grant)
         self.over = False
         self.lookups = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
         self.pages = asyncio.Semaphore(_PAGES_AT_ONCE)
@@ -149,9 +158,9 @@ class Attempt:
         self._crowded = False
         self._destinations: dict[tuple[str, int | None, str, str], int] = {}
 
-    @cached_property
-    def group(self) -> str:
-        return group_of(self.grant)
+    @property
+    def id(self) -> str:
+        return self.standing.own.attempt_id
 
     def synthetic_address(self, name: Host) -> ipaddress.IPv4Address | None:
         """The address that stands for `name` in this attempt; None when it has used up its names."""
@@ -173,8 +182,9 @@ class Attempt:
 
         A run ends when the attempt is back at half of its connections, so that holding them at the limit is one line.
         """
-        if len(self.connections) < self.grant.max_connections:
-            if len(self.connections) <= self.grant.max_connections // 2:
+        limit = self.standing.max_connections
+        if len(self.connections) < limit:
+            if len(self.connections) <= limit // 2:
                 self._crowded = False
             return True
         if not self._crowded:
@@ -187,7 +197,8 @@ class Attempt:
 
         One connection of a client can lead to many servers, so these have a limit too: twice that of the clients'.
         """
-        if sum(connection.upstreams for connection in self.connections.values()) <= 2 * self.grant.max_connections:
+        upstreams = sum(connection.upstreams for connection in self.connections.values())
+        if upstreams <= 2 * self.standing.max_connections:
             return None
         return self._too_many("connections to servers")
 
@@ -232,7 +243,8 @@ class Attempt:
             self.note_wait(self.answers, "requests that the proxy answers itself", connection)
 
     def _too_many(self, what: str) -> Decision:
-        return deny(Reason.LIMIT_EXCEEDED, f"the attempt has too many {what} open: {self.grant.max_connections} may be")
+        limit = self.standing.max_connections
+        return deny(Reason.LIMIT_EXCEEDED, f"the attempt has too many {what} open: {limit} may be")
 
     def judge(self, request: Request, connection: Connection, *, final: bool = False, quiet: bool = False) -> Decision:
         """Decide, write the decision, count it. A decision that cannot be written is a denial.
@@ -251,7 +263,7 @@ class Attempt:
         """Decide without a trace: to choose between protocols or addresses, one of which is then judged for good."""
         if self.over:
             return deny(Reason.ATTEMPT_OVER, "the attempt is over")
-        return decide(self.grant, request)
+        return self.standing.decide(request)
 
     def refuse(self, request: Request, decision: Decision, connection: Connection) -> Decision:
         """Write and count a denial that was not `decide`'s: a limit, or a protocol that is not what it must be."""
@@ -283,11 +295,13 @@ class Attempt:
         if connection.aborted or (exchange is not None and exchange.given_up):
             outcome = "aborted"
         traffic = connection.upstream if exchange is None else exchange.traffic
+        grant = self.standing.told
         self._bytes += self._audit.write(
             ConnectionEvent(
                 time=time.time(),
-                call_id=self.grant.call_id,
-                attempt_id=self.grant.attempt_id,
+                call_id=grant.call_id,
+                attempt_id=grant.attempt_id,
+                tenant=grant.tenant,
                 connection_id=connection.id,
                 protocol=connection.protocol,
                 host=str(connection.destination or "") if exchange is None else str(exchange.request.host),
@@ -304,8 +318,8 @@ class Attempt:
                 bytes_in=traffic.received,
                 bytes_out=traffic.sent,
                 duration_seconds=round(time.monotonic() - (connection if exchange is None else exchange).started, 6),
-                policy_name=self.grant.policy_name,
-                policy_digest=self.grant.policy_digest,
+                policy_name=grant.policy_name,
+                policy_digest=grant.policy_digest,
             )
         )
         self._lines += 1
@@ -328,7 +342,7 @@ class Attempt:
         try:
             self._bytes += self._audit.write(
                 decision_event(
-                    self.grant,
+                    self.standing.told,
                     request,
                     decision,
                     time=time.time(),

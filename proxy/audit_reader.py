@@ -127,9 +127,12 @@ def _break(path: Path, number: int, fields: Mapping[str, object], previous: str 
     return None
 
 
-def read(path: Path, *, call_id: str | None = None, denied: bool = False) -> Iterator[Line | BadLine]:
+def read(
+    path: Path, *, call_id: str | None = None, tenant: str | None = None, denied: bool = False
+) -> Iterator[Line | BadLine]:
     """The events of a log, oldest first. Lines that can't be read are reported, not passed over, whatever is asked for.
 
+    `tenant` is the whole name. Lines that were written before there were tenants are nobody's.
     Raises `AuditUnavailable` when a file can't be read.
     """
     with _open_all(path) as files:
@@ -138,12 +141,14 @@ def read(path: Path, *, call_id: str | None = None, denied: bool = False) -> Ite
                 fields = parse_line(raw)
                 if fields is None:
                     yield BadLine(opened.path, number, _fault(raw))
-                elif _wanted(fields, call_id, denied=denied):
+                elif _wanted(fields, call_id, tenant, denied=denied):
                     yield Line(opened.path, number, fields)
 
 
-def _wanted(fields: Mapping[str, object], call_id: str | None, *, denied: bool) -> bool:
+def _wanted(fields: Mapping[str, object], call_id: str | None, tenant: str | None, *, denied: bool) -> bool:
     if call_id is not None and not str(fields.get("call_id", "")).startswith(call_id):
+        return False
+    if tenant is not None and fields.get("tenant", "") != tenant:
         return False
     return not denied or fields.get("decision") == "deny"
 

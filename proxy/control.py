@@ -1,7 +1,7 @@
 """The messages between the executor and the proxy, and the executor's side of them.
 
-Executor to proxy: `start` (once), `attach`, `detach`, `facts`. Proxy to executor: `authority`, `ready`, `failed`, and
-one `reply` for every request, matched by its `id`. The proxy ends when the channel does.
+Executor to proxy: `start` (once), `attach`, `amend`, `detach`, `facts`. Proxy to executor: `authority`, `ready`,
+`failed`, and one `reply` for every request, matched by its `id`. The proxy ends when the channel does.
 Owns: the vocabulary. Must not: import mitmproxy.
 """
 
@@ -152,6 +152,17 @@ class Proxy:
             },
             [sock.fileno() for _, sock in listeners],
         )
+
+    async def amend(self, attempt_id: str, grant: Grant | None) -> bool:
+        """From now on an attached attempt may do what its grant AND this one allow; None: nothing.
+
+        Amendments add up. What is under way and not allowed any more has been cut when this returns. False: no such
+        attempt is attached, it has ended, say; one that is attached later has to be amended later. Raises
+        `ProxyUnavailable`; where the proxy still serves the attempt, nothing is allowed to it then.
+        """
+        message: Message = {"type": "amend", "attempt_id": attempt_id}
+        reply = await self._request({**message, "grant": None if grant is None else grant.model_dump(mode="json")})
+        return reply["attached"] is True
 
     async def detach(self, attempt_id: str, end: AttemptEnd) -> NetworkCounts:
         """End an attempt's listeners and connections and write its end. Raises `ProxyUnavailable`."""

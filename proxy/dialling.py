@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from proxy.attempts import Attempt, Connection
 from proxy.destinations import Host, IPAddress
-from proxy.network import Decision, Protocol, Request, RequestLayer
+from proxy.network import Decision, Protocol, Reason, Request, RequestLayer, deny
 from proxy.resolver import Resolved
 
 
@@ -27,6 +27,11 @@ def vet(
         for r in resolved
     ]
     allowed = [request for request in requests if attempt.judge_silently(request).allowed]
+    if not requests:
+        detail = f"the policies that hold for this attempt have no answer for `{host}` that they agree on"
+        return attempt.refuse(
+            Request(RequestLayer.DIAL, host, port, protocol), deny(Reason.POLICY_REVOKED, detail), state
+        )
     if not allowed:
         return attempt.judge(requests[-1], state)
     if log_allow:

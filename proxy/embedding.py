@@ -15,6 +15,7 @@ from mitmproxy.addons import core, proxyserver, tlsconfig
 from mitmproxy.master import Master
 
 from proxy.addon import PolicyAddon
+from proxy.amending import amend, revoke
 from proxy.attempts import Attempt
 from proxy.audit import AuditLog
 from proxy.control import ProxyConfig
@@ -61,6 +62,17 @@ class Embedding:
         """By project: what was read just now of these files of it."""
         return self._registries.known(grant, registry, wanted)
 
+    async def amend(self, attempt: Attempt, grant: Grant | None) -> None:
+        """Let an attempt do what this grant allows too, and no more; None: nothing. Returns when all else is cut."""
+        if await amend(attempt, grant):
+            if grant is not None:
+                self._registries.expect(grant)
+            await self._registries.recall(attempt)
+
+    def revoke(self, attempt: Attempt) -> None:
+        """Let an attempt do nothing any more, at once."""
+        revoke(attempt)
+
     async def serve(
         self, grant: Grant, audit: AuditLog, listeners: list[tuple[str, socket.socket]]
     ) -> tuple[Attempt, list[AttemptServer], list[DnsDatagrams]]:
@@ -98,6 +110,7 @@ def _hooks(addon: PolicyAddon, tls: tlsconfig.TlsConfig) -> dict[str, list[Hook]
             "tls_start_server",
             "tls_failed_server",
             "requestheaders",
+            "request",
             "responseheaders",
             "response",
             "error",

@@ -26,6 +26,7 @@ LIMITS: Mapping[str, int] = MappingProxyType(
     {
         "call_id": 128,
         "attempt_id": 128,
+        "tenant": 64,
         "connection_id": 64,
         "layer": 32,
         "protocol": 32,
@@ -40,6 +41,8 @@ LIMITS: Mapping[str, int] = MappingProxyType(
         "detail": 500,
         "cause": 64,
         "policy_digest": 128,
+        "old_digest": 128,
+        "new_digest": 128,
     }
 )
 MAX_DOMAINS = 256  # the contract's own bound on a call's `domains`
@@ -174,6 +177,7 @@ class DecisionEvent(_Event):
     time: float
     call_id: str
     attempt_id: str
+    tenant: str = ""
     connection_id: str | None = None
     layer: str
     protocol: str
@@ -206,6 +210,7 @@ class ConnectionEvent(_Event):
     time: float
     call_id: str
     attempt_id: str
+    tenant: str = ""
     connection_id: str | None = None
     layer: Literal["connection"] = "connection"
     protocol: str
@@ -236,6 +241,7 @@ class AttemptEvent(_Event):
     time: float
     call_id: str
     attempt_id: str
+    tenant: str = ""
     phase: Literal["start", "end"]
     mode: str
     domains: tuple[str, ...] | None = None
@@ -262,6 +268,22 @@ class ProxyEvent(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyEvent(_Event):
+    """A policy that was to be loaded anew. `what` is `reloaded`, or `rejected`: the old one stays in force.
+
+    `new_digest` is None where the new policy could not be read as far as to have one.
+    """
+
+    kind: ClassVar[str] = "policy"
+
+    time: float
+    what: Literal["reloaded", "rejected"]
+    old_digest: str
+    new_digest: str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallEvent(_Event):
     """What befell a call as a whole. `what` is `lost`: its executor ended while it ran, and it has no answer.
 
@@ -272,11 +294,12 @@ class CallEvent(_Event):
 
     time: float
     call_id: str
+    tenant: str = ""
     what: Literal["lost"]
     started_at: float
 
 
-type Event = DecisionEvent | ConnectionEvent | AttemptEvent | ProxyEvent | CallEvent
+type Event = DecisionEvent | ConnectionEvent | AttemptEvent | ProxyEvent | PolicyEvent | CallEvent
 
 
 def decision_event(
@@ -287,6 +310,7 @@ def decision_event(
         time=time,
         call_id=grant.call_id,
         attempt_id=grant.attempt_id,
+        tenant=grant.tenant,
         connection_id=connection_id,
         layer=request.layer.value,
         protocol=protocol,

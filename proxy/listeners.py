@@ -73,7 +73,7 @@ class AttemptMode(mode_specs.ProxyMode):
 
 
 def make_mode(attempt: Attempt, kind: str) -> AttemptMode:
-    data = f"{attempt.grant.attempt_id}/{kind}"
+    data = f"{attempt.id}/{kind}"
     mode = AttemptMode(full_spec=f"attempt:{data}", data=data, custom_listen_host=None, custom_listen_port=None)
     object.__setattr__(mode, "attempt", attempt)
     object.__setattr__(mode, "kind", kind)
@@ -292,6 +292,16 @@ class Handler(mode_servers.ProxyConnectionHandler):
             if io.handler is not None:
                 io.handler.cancel("aborted")
 
+    def hang_up(self, server_id: str) -> None:
+        """Reset one upstream connection. The client's stays: what it asks next is judged, and leads to another."""
+        for of, io in list(self.transports.items()):
+            if of.id != server_id:
+                continue
+            if io.writer is not None:
+                reset(cast(asyncio.StreamWriter, io.writer))
+            elif io.handler is not None:
+                io.handler.cancel("hung up")
+
     def finish(self) -> None:
         """Let nothing follow: a hook that still waits will not go on, and no event reaches the layers."""
         self.ended = True
@@ -476,7 +486,7 @@ class AttemptServer(mode_servers.ServerInstance[AttemptMode]):
             reset(writer)
             return
         attempt.connections[handler.client.id] = state
-        state.buffered = handler.buffered_for_client
+        state.buffered, state.abort, state.hang_up = handler.buffered_for_client, handler.abort, handler.hang_up
         self._aborts[task] = handler.abort
         try:
             if protocol == "dns-tcp":

@@ -179,6 +179,7 @@ class Grant(_Frozen):
 
     call_id: str
     attempt_id: str
+    tenant: str = ""  # whose the call is; empty where the policy names no tenants
     policy_name: str
     policy_digest: str
     mode: Mode

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     ARTIFACT_NOT_LISTED = "artifact_not_listed"
     PACKAGE_FACTS_UNAVAILABLE = "package_facts_unavailable"
     LIMIT_EXCEEDED = "limit_exceeded"
+    POLICY_REVOKED = "policy_revoked"
     ATTEMPT_OVER = "attempt_over"
     AUDIT_UNAVAILABLE = "audit_unavailable"
     INTERNAL_ERROR = "internal_error"
@@ -54,6 +55,7 @@ PROXY_STATUS: dict[Reason, str] = {
     Reason.ARTIFACT_NOT_LISTED: "http_request_denied",
     Reason.PACKAGE_FACTS_UNAVAILABLE: "http_request_denied",
     Reason.LIMIT_EXCEEDED: "connection_limit_reached",
+    Reason.POLICY_REVOKED: "http_request_denied",
     Reason.ATTEMPT_OVER: "proxy_internal_response",
     Reason.AUDIT_UNAVAILABLE: "proxy_internal_error",
     Reason.INTERNAL_ERROR: "proxy_internal_error",

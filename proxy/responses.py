@@ -17,6 +17,7 @@ _HINTS: dict[Reason | PackageReason, str] = {
     Reason.NETWORK_OFF: "this call has no network; ask for it with `allow_network`, if the policy permits",
     Reason.METHOD_NOT_ALLOWED: "the rule allows other methods only",
     Reason.LIMIT_EXCEEDED: "this attempt has used up what one attempt may",
+    Reason.POLICY_REVOKED: "the policy was changed while this code ran, and does not allow this any more: do not retry",
     Reason.AUDIT_UNAVAILABLE: "tell the operator: without its audit log nothing passes",
     Reason.INTERNAL_ERROR: "tell the operator: the proxy's own log has the details",
     Reason.MALFORMED_REQUEST: "send a well-formed request that names its host once",

@@ -96,6 +96,8 @@ class Server:
                 case "attach":
                     taken, fds = fds, []
                     await self._attach(message, taken)
+                case "amend":
+                    reply["attached"] = await self._amend(message)
                 case "detach":
                     reply |= await self._detach(message)
                 case "facts":
@@ -133,8 +135,8 @@ class Server:
             domains = message["domains"]
             self._audit.write(
                 AttemptEvent(
-                    time=time.time(), call_id=grant.call_id, attempt_id=grant.attempt_id, phase="start",
-                    mode=grant.mode.value, language=str(message["language"]),
+                    time=time.time(), call_id=grant.call_id, attempt_id=grant.attempt_id, tenant=grant.tenant,
+                    phase="start", mode=grant.mode.value, language=str(message["language"]),
                     domains=tuple(str(d) for d in domains) if isinstance(domains, list) else None,
                     policy_name=grant.policy_name, policy_digest=grant.policy_digest,
                 )
@@ -148,16 +150,30 @@ class Server:
             raise
         self._served[grant.attempt_id] = _Served(attempt, servers, datagrams, time.monotonic())
 
+    async def _amend(self, message: Message) -> bool:
+        """Whether the attempt is attached. Where its new grant can't be had from the message, it has none any more."""
+        served = self._served.get(str(message.get("attempt_id")))
+        if served is None:
+            return False
+        try:
+            given = message["grant"]
+            grant = None if given is None else Grant.model_validate_json(_json(given))
+            await self._mitmproxy.amend(served.attempt, grant)
+        except BaseException:
+            self._mitmproxy.revoke(served.attempt)
+            raise
+        return True
+
     async def _detach(self, message: Message) -> Message:
         served = self._served.pop(str(message.get("attempt_id")), None)
         if served is None:  # as when it could not be attached
             return {"error": "no such attempt is attached"}
         await served.stop()
-        attempt, grant = served.attempt, served.attempt.grant
+        attempt, grant = served.attempt, served.attempt.standing.told
         exit_code, duration = message["exit_code"], message["duration_seconds"]
         self._audit.write(
             AttemptEvent(
-                time=time.time(), call_id=grant.call_id, attempt_id=grant.attempt_id, phase="end",
+                time=time.time(), call_id=grant.call_id, attempt_id=grant.attempt_id, tenant=grant.tenant, phase="end",
                 mode=grant.mode.value, status=str(message["status"]), cause=str(message["cause"]),
                 exit_code=exit_code if isinstance(exit_code, int) else None,
                 duration_seconds=float(duration) if isinstance(duration, (int, float)) else None,

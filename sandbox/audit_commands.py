@@ -39,6 +39,9 @@ def show_command(
         str | None,
         typer.Option("--call", metavar="ID", help="Only the events of this call; the beginning of its id will do."),
     ] = None,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", metavar="NAME", help="Only the events of this tenant's calls.")
+    ] = None,
     denied: Annotated[bool, typer.Option("--denied", help="Only denials.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The events as JSON lines.")] = False,
 ) -> None:
@@ -46,7 +49,7 @@ def show_command(
     try:
         path = _path(file)
         shown = 0
-        for entry in read(path, call_id=call, denied=denied):
+        for entry in read(path, call_id=call, tenant=tenant, denied=denied):
             shown += 1
             if isinstance(entry, BadLine):
                 _say(sys.stderr, f"warning: {clean_text(str(entry), 4096)}")
@@ -117,11 +120,21 @@ def format_line(fields: Mapping[str, object]) -> str:
             rest = [_destination(fields), _request(fields), *_ending(fields)]
         case "attempt":
             head += ["attempt", _text(fields, "phase")]
-            keys = ("call_id", "mode", "domains", "status", "cause", "exit_code", "allowed", "denied")
-            rest = [f"{key}={_value(fields[key])}" for key in keys if fields.get(key) is not None]
+            keys = ("call_id", "tenant", "mode", "domains", "status", "cause", "exit_code", "allowed", "denied")
+            rest = [f"{key}={_value(fields[key])}" for key in keys if fields.get(key) not in (None, "")]
         case "call":
             head += ["call", _text(fields, "what")]
-            rest = [f"{key}={_value(fields[key])}" for key in ("call_id", "started_at") if fields.get(key) is not None]
+            rest = [
+                f"{key}={_value(fields[key])}"
+                for key in ("call_id", "tenant", "started_at")
+                if fields.get(key) not in (None, "")
+            ]
+        case "policy":
+            head += ["policy", _text(fields, "what")]
+            rest = [
+                f"{key}={_value(fields[key])}" for key in ("old_digest", "new_digest") if fields.get(key) is not None
+            ]
+            rest.append(_text(fields, "detail"))
         case "proxy":
             head += ["proxy", _text(fields, "what")]
             rest = [_text(fields, "detail")]

@@ -86,6 +86,7 @@ class Journal:
     """What a peer has seen."""
 
     connections: int = 0
+    open: int = 0  # of the connections, those that have not ended
     received: bytearray = field(default_factory=bytearray)
     requests: list[SeenRequest] = field(default_factory=list)
     names: list[str | None] = field(default_factory=list)
@@ -132,6 +133,7 @@ class Peer:
             return writer.transport.abort()  # accepted before `close`, and met by it too early
         with self.journal.change():
             self.journal.connections += 1
+            self.journal.open += 1
             number = self.journal.connections
         task = asyncio.current_task()
         assert task is not None
@@ -143,6 +145,8 @@ class Peer:
         finally:
             self._serving.discard(task)
             writer.transport.abort()
+            with self.journal.change():
+                self.journal.open -= 1
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         raise NotImplementedError

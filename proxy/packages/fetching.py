@@ -14,6 +14,7 @@ import ssl
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import certifi
 import h11
@@ -78,6 +79,15 @@ class _Link:
         self.writer.transport.abort()
 
 
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """One document that is being read. `stopped` is done when nothing of it is sent any more."""
+
+    task: asyncio.Task[Any]
+    stopped: asyncio.Future[None]
+    recalled: bool = False
+
+
 class Fetcher:
     """Reads documents. One instance serves every attempt."""
 
@@ -88,6 +98,7 @@ class Fetcher:
         self._tls.load_verify_locations(roots or certifi.where())
         self._tls.set_alpn_protocols(["http/1.1"])
         self._idle: dict[tuple[str, str], list[_Link]] = {}
+        self._readings: dict[Attempt, set[_Reading]] = {}
 
     def close(self) -> None:
         for links in self._idle.values():
@@ -104,7 +115,7 @@ class Fetcher:
         """
         try:
             async with attempt.pages, self._slots, asyncio.timeout(_TIMEOUT_SECONDS):
-                return await self._get(attempt, state, base, _request(base, target, accept, etag))
+                return await self._get_or_begin_again(attempt, state, base, _request(base, target, accept, etag))
         except ResolutionFailed as error:
             raise FetchFailed(str(error)) from error
         except TimeoutError as error:
@@ -114,12 +125,43 @@ class Fetcher:
         except h11.RemoteProtocolError as error:
             raise FetchFailed(f"the registry's answer is not HTTP/1.1, or not whole: {error}") from error
 
+    async def recall(self, attempt: Attempt) -> None:
+        """Have what is being read for an attempt begun again: so it is judged by what holds now. For an amendment.
+
+        Returns when nothing of it is on its way to a registry any more.
+        """
+        readings = list(self._readings.get(attempt, ()))
+        for reading in readings:
+            reading.recalled = True
+            reading.task.cancel()
+        if readings:
+            await asyncio.wait([reading.stopped for reading in readings])
+
+    async def _get_or_begin_again(
+        self, attempt: Attempt, state: Connection, base: BaseUrl, request: h11.Request
+    ) -> Fetched:
+        task = asyncio.current_task()
+        assert task is not None
+        while True:
+            reading = _Reading(task, asyncio.get_running_loop().create_future())
+            self._readings.setdefault(attempt, set()).add(reading)
+            try:
+                return await self._get(attempt, state, base, request)
+            except asyncio.CancelledError:
+                if not reading.recalled or task.uncancel():
+                    raise
+            finally:
+                reading.stopped.set_result(None)
+                self._readings[attempt].discard(reading)
+                if not self._readings[attempt]:
+                    del self._readings[attempt]
+
     async def _get(self, attempt: Attempt, state: Connection, base: BaseUrl, request: h11.Request) -> Fetched:
-        resolved = await self._resolver.resolve(base.host, attempt.grant.hosts, attempt.lookups)
+        resolved = await self._resolver.resolve(base.host, attempt.standing.hosts, attempt.lookups)
         vetted = vet(attempt, state, base.host, base.port, Protocol.HTTP, resolved)
         if isinstance(vetted, Decision):
             raise FetchDenied(vetted, attempt)
-        key = (attempt.group, _origin(base))
+        key = (attempt.standing.group, _origin(base))
         while (link := self._take_idle(key, {str(address) for address in vetted})) is not None:
             try:
                 return await self._exchange(key, link, request)

@@ -5,12 +5,14 @@ Owns: the decision, and what the log calls it. Must not: fetch; a file itself is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from proxy.network import Decision, Reason, Request, RequestLayer, allow, deny
-from proxy.packages.judge import PackageVerdict, PolicyData, judge_name
-from proxy.packages.model import purl
+from proxy.packages.judge import PackageVerdict, PolicyData, judge_file, judge_name
+from proxy.packages.model import FileFacts, PackageFacts, purl
+from proxy.packages.policy import PackagePolicy
 from proxy.packages.requests import Asked, RegistryGrant, RegistryRequest, Unknown, recognise
 
 RULE = "packages"
@@ -58,6 +60,26 @@ def to_decision(verdict: PackageVerdict, found: RegistryRequest, detail: str) ->
     return allow(detail + warnings, found.registry.id)
 
 
+def is_the_same(found: RegistryRequest, other: RegistryRequest) -> bool:
+    """Whether two grants take a request for the same one, of the same registry."""
+    return (
+        (found.kind, found.name, found.version, found.filename, found.location)
+        == (other.kind, other.name, other.version, other.filename, other.location)
+        and (found.registry.ecosystem, found.registry.index) == (other.registry.ecosystem, other.registry.index)
+    )  # fmt: skip
+
+
+def judge_file_by_all(
+    judges: Sequence[tuple[PackagePolicy, PolicyData]], file: FileFacts, package: PackageFacts, now: datetime
+) -> PackageVerdict:
+    """One file under several policies: the first refusal, or an allow with the warnings of all."""
+    verdicts = [judge_file(policy, file, package, now, data) for policy, data in judges]
+    if (refusal := next((verdict for verdict in verdicts if not verdict.allowed), None)) is not None:
+        return refusal
+    warnings = dict.fromkeys(warning for verdict in verdicts for warning in verdict.warnings)
+    return replace(verdicts[0], warnings=tuple(warnings))
+
+
 @dataclass(frozen=True, slots=True)
 class JudgedBy:
     """What names are judged by besides a grant, for who explains a request that is not made."""
@@ -76,4 +98,14 @@ def explain_package(
     return here, None if judged_by is None else decide_name(grant, found, judged_by.now, judged_by.data)
 
 
-__all__ = ["RULE", "JudgedBy", "decide_name", "explain_package", "recognise_request", "to_decision", "unknown"]
+__all__ = [
+    "RULE",
+    "JudgedBy",
+    "decide_name",
+    "explain_package",
+    "is_the_same",
+    "judge_file_by_all",
+    "recognise_request",
+    "to_decision",
+    "unknown",
+]

@@ -12,7 +12,8 @@ So a file is judged by what the registry says of it at that time, whatever made 
 shrinkwrap, a cache. What can't be read can't be judged, and is denied. A client's own headers reach no registry: a
 forwarded request is written anew, with no more of it than the range that it asks for.
 
-Pages are kept per group of attempts with the same grant, and read and filtered on threads of their own: a large one
+Where an attempt's grant was amended, each of its grants that knows the registry judges, and each has to allow.
+Pages are kept per group of attempts with the same grants, and read and filtered on threads of their own: a large one
 takes a fifth of a second. What a filtered page says holds for an hour at most, since time alone makes versions allowed.
 Owns: the above. Must not: decide what is allowed; `judging` and `judge` do.
 """
@@ -24,23 +25,31 @@ import hashlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mitmproxy import http
 
-from proxy.attempts import Attempt, Connection, group_of
+from proxy.attempts import Attempt, Connection
 from proxy.network import Decision, Grant, Reason, Request, allow, deny
 from proxy.packages.data_files import InvalidData, load_policy_data
 from proxy.packages.facts import to_message
 from proxy.packages.fetching import FetchDenied, Fetcher, FetchFailed
 from proxy.packages.filtering import JSON_INDEX, PACKUMENT, FilteredPage, filter_page
 from proxy.packages.judge import PolicyData, judge_file, policy_revision
-from proxy.packages.judging import RULE, decide_name, recognise_request, to_decision, unknown
+from proxy.packages.judging import (
+    RULE,
+    decide_name,
+    is_the_same,
+    judge_file_by_all,
+    recognise_request,
+    to_decision,
+    unknown,
+)
 from proxy.packages.model import Ecosystem, FileFacts, PackageName, parse_name
 from proxy.packages.pages import InvalidPage, ProjectPage, read_document, read_page
 from proxy.packages.policy import PackagePolicy
@@ -48,6 +57,7 @@ from proxy.packages.reasons import Availability
 from proxy.packages.requests import Purpose, Registry, RegistryRequest, Unknown, page_target
 from proxy.resolver import Resolver
 from proxy.responses import without_body
+from proxy.standing import RegistryView, group_of
 
 _FRESH_SECONDS = 60.0  # then the registry is asked whether its page has changed
 _DATA_SECONDS = 600.0  # then lists and advisories are read again
@@ -153,6 +163,10 @@ class Registries:
         self._fetcher.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
+    async def recall(self, attempt: Attempt) -> None:
+        """Have the pages that are being read for an attempt asked for anew, by what holds now."""
+        await self._fetcher.recall(attempt)
+
     def expect(self, grant: Grant) -> None:
         """Begin to read what an attempt's packages are judged by: its first request needs not wait for it."""
         if grant.packages is not None:
@@ -180,11 +194,10 @@ class Registries:
 
         Where it is forwarded, `wire` is what is to be sent.
         """
-        grant = attempt.grant.packages
-        assert grant is not None
-        request, found = recognise_request(grant, request, wire.path)
+        asked = _ask_all(attempt.standing.registries(request), request, wire.path)
+        request = asked[0].request
         try:
-            outcome = await self._decide(attempt, state, request, found, wire)
+            outcome = await self._decide(attempt, state, asked, wire)
         except FetchDenied as error:
             return request, error.decision
         if isinstance(outcome, Decision):
@@ -200,21 +213,28 @@ class Registries:
         self,
         attempt: Attempt,
         state: Connection,
-        request: Request,
-        found: RegistryRequest | Unknown,
+        asked: tuple[_Asked, ...],
         wire: http.Request,
     ) -> Outcome:
-        grant = attempt.grant.packages
-        assert grant is not None
-        if isinstance(found, Unknown):
-            return unknown(found)
-        try:
-            data = await self._policy_data(grant.policy)
-        except InvalidData as error:
-            return deny(Reason.PACKAGE_FACTS_UNAVAILABLE, f"what packages are judged by cannot be read: {error}", RULE)
-        decision = decide_name(grant, found, datetime.now(UTC), data)
-        if not decision.allowed:
-            return decision
+        for one in asked:
+            if isinstance(one.found, Unknown):
+                return one.view.as_said(unknown(one.found))
+        found, request = asked[0].found, asked[0].request
+        assert isinstance(found, RegistryRequest)
+        judges: list[_Judge] = []
+        decision: Decision | None = None
+        for one in asked:
+            policy = one.view.grant.policy
+            try:
+                judges.append(_Judge(one.view, await self._policy_data(policy)))
+            except InvalidData as error:
+                why = f"what packages are judged by cannot be read: {error}"
+                return deny(Reason.PACKAGE_FACTS_UNAVAILABLE, why, RULE)
+            by_name = decide_name(one.view.grant, found, datetime.now(UTC), judges[-1].data)
+            if not by_name.allowed:
+                return one.view.as_said(by_name)
+            decision = decision or by_name
+        assert decision is not None
         try:
             project = await self._project(attempt, state, request, found)
         except (FetchFailed, InvalidPage) as error:
@@ -223,31 +243,31 @@ class Registries:
                 return Failed(Availability.REGISTRY_UNAVAILABLE.value, message, decision)
             return deny(Reason.PACKAGE_FACTS_UNAVAILABLE, message, RULE)
         if found.kind.is_page:
-            return await self._page(attempt.grant, found, project, data, wire)
-        return _file(attempt.grant, found, project, data, wire)
+            return await self._page(judges, found, project, wire)
+        return _file(judges, found, project, wire)
 
     # -- a page
 
     async def _page(
-        self, grant: Grant, found: RegistryRequest, project: _Project, data: PolicyData, wire: http.Request
+        self, judges: Sequence[_Judge], found: RegistryRequest, project: _Project, wire: http.Request
     ) -> Answered:
         if project.page is None:
             decision = allow(f"the registry has no `{found.name}`", found.registry.id)
             return Answered(_not_found(found, wire), decision)
         as_html = found.registry.ecosystem is Ecosystem.PYPI and not _takes_json(wire)
-        filtered = await self._filter(grant, project, project.page, data, as_html=as_html)
+        filtered = await self._filter(judges, project, project.page, as_html=as_html)
         decision = allow(f"`{found.name}`: {filtered.summary}", found.registry.id)
         return Answered(_response(filtered, wire), decision)
 
     async def _filter(
-        self, grant: Grant, project: _Project, page: ProjectPage, data: PolicyData, *, as_html: bool
+        self, judges: Sequence[_Judge], project: _Project, page: ProjectPage, *, as_html: bool
     ) -> FilteredPage:
-        assert grant.packages is not None
-        policy, now = grant.packages.policy, datetime.now(UTC)
+        policies, now = [(judge.view.grant.policy, judge.data) for judge in judges], datetime.now(UTC)
         # The same for all whose registry is the same: what else of a grant differs shows in nothing of a page.
-        preparing = grant.packages.purpose is Purpose.PREPARATION
+        preparing = judges[0].view.grant.purpose is Purpose.PREPARATION
         hour = int(now.timestamp()) // _HOUR
-        key = (project.digest, page.registry, policy_revision(policy, data), hour, as_html, preparing)
+        revisions = tuple(policy_revision(policy, data) for policy, data in policies)
+        key = (project.digest, page.registry, revisions, hour, as_html, preparing)
         if (known := self._filtered.get(key)) is not None:
             return known
         running = self._filtering.get(key)
@@ -257,7 +277,7 @@ class Registries:
             def work() -> FilteredPage:
                 document = read_document(project.body)
                 return filter_page(
-                    page, document, lambda file: judge_file(policy, file, package, now, data), as_html=as_html,
+                    page, document, lambda file: judge_file_by_all(policies, file, package, now), as_html=as_html,
                     only_choice=preparing,
                 )  # fmt: skip
 
@@ -272,7 +292,7 @@ class Registries:
 
     async def _project(self, attempt: Attempt, state: Connection, request: Request, found: RegistryRequest) -> _Project:
         """The page of what is asked for: kept, or read now. Raises `FetchFailed`, `FetchDenied`, `InvalidPage`."""
-        key = (attempt.group, found.registry.id, found.name)
+        key = (attempt.standing.group, found.registry.id, found.name)
         while True:
             known = self._projects.get(key)
             if known is not None and known.fresh_until > time.monotonic():
@@ -350,22 +370,57 @@ class Registries:
         return known
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What one of an attempt's grants takes a request for."""
+
+    view: RegistryView
+    request: Request
+    found: RegistryRequest | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """One of an attempt's grants, with what its policy judges by."""
+
+    view: RegistryView
+    data: PolicyData
+
+
+def _ask_all(views: Sequence[RegistryView], request: Request, target: str) -> tuple[_Asked, ...]:
+    """What each grant takes the request for. Those that do not agree with the first do not know it."""
+    asked = [_Asked(view, *recognise_request(view.grant, request, target)) for view in views]
+    first = asked[0].found
+    return tuple(
+        replace(one, found=Unknown("for the policy now it is a request to another registry"))
+        if isinstance(first, RegistryRequest)
+        and isinstance(one.found, RegistryRequest)
+        and not is_the_same(first, one.found)
+        else one
+        for one in asked
+    )
+
+
 def _file(
-    grant: Grant, found: RegistryRequest, project: _Project, data: PolicyData, wire: http.Request
+    judges: Sequence[_Judge], found: RegistryRequest, project: _Project, wire: http.Request
 ) -> Decision | Forwarded:
     """Judge a file by its project's page."""
     listed = None if project.page is None else project.page.files.get(found.location)
     if listed is None or not _is_same(listed.facts, found):
         detail = f"`{found.filename}` is not a file that the registry's page of `{found.name}` lists at this place"
         return deny(Reason.ARTIFACT_NOT_LISTED, detail, RULE)
-    assert grant.packages is not None
     assert project.page is not None
-    verdict = judge_file(grant.packages.policy, listed.facts, project.page.package, datetime.now(UTC), data)
-    decision = to_decision(verdict, found, f"`{listed.facts.filename}` is allowed")
-    if not decision.allowed:
-        return decision
+    allowed: Decision | None = None
+    for judge in judges:
+        policy, package = judge.view.grant.policy, project.page.package
+        verdict = judge_file(policy, listed.facts, package, datetime.now(UTC), judge.data)
+        decision = to_decision(verdict, found, f"`{listed.facts.filename}` is allowed")
+        if not decision.allowed:
+            return judge.view.as_said(decision)
+        allowed = allowed or decision
+    assert allowed is not None
     _write_anew(wire, found)
-    return Forwarded(decision)
+    return Forwarded(allowed)
 
 
 def _is_same(facts: FileFacts, found: RegistryRequest) -> bool:

@@ -211,6 +211,10 @@ class Attempt:
     def https(self, host: str, port: int = 443, name: str | None = None, alpn: Sequence[str] = ()) -> ssl.SSLSocket:
         return self.tls(self.tunnel(host, port), host if name is None else name, alpn or ("http/1.1",))
 
+    def amend(self, grant: Grant | None) -> None:
+        """Put a grant beside the attempt's own. What it takes away is over when this returns."""
+        assert self.rig.call(self.rig.proxy.amend(self.grant.attempt_id, grant)) is True
+
     def end(self) -> NetworkCounts:
         """Detach. All that the attempt has caused is in the log then."""
         if self._counts is None:

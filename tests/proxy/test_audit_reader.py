@@ -5,13 +5,14 @@ import json
 import os
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.audit import MAX_LINE_BYTES, AuditLog, AuditUnavailable
+from proxy.audit import GENESIS, MAX_LINE_BYTES, AuditLog, AuditUnavailable
 from proxy.audit_reader import BadLine, Line, read, verify
 from proxy.events import AttemptEvent, DecisionEvent
 
@@ -227,6 +228,26 @@ def test_the_longest_event_is_well_below_the_bound_of_a_line(tmp_path: Path) -> 
         )
     assert path.stat().st_size < MAX_LINE_BYTES / 1.5
     assert verify(path).ok
+
+
+def test_a_log_from_before_there_were_tenants_is_read_and_goes_on(tmp_path: Path) -> None:
+    """Its lines have no such key. They are nobody's, and the chain leads from them to those that have it."""
+    path = tmp_path / "audit.jsonl"
+    old = {"seq": 1, "time": "2026-01-01T00:00:00.000000Z", "event": "decision", "call_id": "c0", "decision": "deny"}
+    path.write_text(json.dumps({**old, "prev": GENESIS}, separators=(",", ":")) + "\n")
+    path.chmod(0o600)
+    with AuditLog(path) as log:
+        log.write(replace(decision("c1"), tenant="acme"))
+        log.write(replace(decision("c2"), tenant="acme-two"))
+        log.write(decision("c3"))
+    assert verify(path).ok
+
+    def calls(tenant: str | None = None) -> list[object]:
+        return [entry.fields["call_id"] for entry in read(path, tenant=tenant) if isinstance(entry, Line)]
+
+    assert calls() == ["c0", "c1", "c2", "c3"]
+    assert calls(tenant="acme") == ["c1"]
+    assert calls(tenant="") == ["c0", "c3"]
 
 
 def test_a_log_that_is_being_written_is_read_up_to_a_line_s_end(path: Path) -> None:

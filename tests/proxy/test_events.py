@@ -17,9 +17,11 @@ from proxy.events import (
     LIMITS,
     MAX_DOMAINS,
     AttemptEvent,
+    CallEvent,
     ConnectionEvent,
     DecisionEvent,
     Event,
+    PolicyEvent,
     ProxyEvent,
     clean_host,
     clean_path,
@@ -96,6 +98,8 @@ def test_any_text_in_the_other_events_makes_one_well_formed_line(one: str, two: 
     assert_one_line(connection(host=one, path=two, error=three, sni=two, method=one))
     assert_one_line(attempt(domains=(one, two), cause=three, mode=one))
     assert_one_line(ProxyEvent(time=1.0, what=one, detail=two))
+    assert_one_line(PolicyEvent(time=1.0, what="rejected", old_digest=one, new_digest=None, detail=two))
+    assert_one_line(CallEvent(time=1.0, call_id=one, tenant=two, what="lost", started_at=1.0))
 
 
 @given(ANY_TEXT)
@@ -191,7 +195,9 @@ def test_a_time_is_iso_8601_in_utc_with_microseconds() -> None:
 
 
 def test_a_decision_event_says_what_was_asked_and_what_was_decided() -> None:
-    grant = Grant(call_id="c", attempt_id="a", policy_name="team", policy_digest="abc", mode=Mode.BLOCK_ALL)
+    grant = Grant(
+        call_id="c", attempt_id="a", tenant="acme", policy_name="team", policy_digest="abc", mode=Mode.BLOCK_ALL
+    )
     request = Request(
         RequestLayer.HTTP,
         observe_host("Example.COM"),
@@ -209,6 +215,7 @@ def test_a_decision_event_says_what_was_asked_and_what_was_decided() -> None:
         "event": "decision",
         "call_id": "c",
         "attempt_id": "a",
+        "tenant": "acme",
         "connection_id": "7",
         "layer": "http",
         "protocol": "http",
@@ -242,7 +249,7 @@ def test_every_key_of_every_event_is_in_the_reference() -> None:
         for line in (Path(__file__).parents[2] / "docs" / "audit.md").read_text().splitlines()
         if len(cells := line.split("|")) == 5
     ]
-    kinds: list[type[Event]] = [DecisionEvent, ConnectionEvent, AttemptEvent, ProxyEvent]
+    kinds: list[type[Event]] = [DecisionEvent, ConnectionEvent, AttemptEvent, CallEvent, PolicyEvent, ProxyEvent]
     for kind in kinds:
         for key in [*(field.name for field in dataclasses.fields(kind)), "event", "seq", "prev"]:
             assert any(key in keys and (kind.kind in where or where == "all") for keys, where in rows), (kind.kind, key)

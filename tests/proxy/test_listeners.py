@@ -47,6 +47,7 @@ HOOKS = (
     "tls_start_client",
     "tls_start_server",
     "requestheaders",
+    "request",
     "responseheaders",
     "response",
     "server_connect",

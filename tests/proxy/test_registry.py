@@ -136,6 +136,79 @@ def tarball_url(registry: NpmRegistry, name: str, version: str) -> str:
     return f"{registry.url}{name}/-/{name.rpartition('/')[2]}-{version}.tgz"
 
 
+# Policies that change meanwhile
+
+
+STRICTER = POLICY.model_copy(update={"names": NamesPolicy(deny=Names(pypi=("good",), npm=("nlib",)))})
+
+
+def test_a_package_that_the_new_policy_refuses_is_not_had_any_more(rig: Rig, pypi_registry: PypiRegistry) -> None:
+    """Nor what the old one refuses, and the registry is not asked: by its page, and by a file's address from before."""
+    with rig.explicit(granted(pypi_registry)) as attempt:
+        assert index(attempt, pypi_registry, "good").status == 200
+        url = file_url(pypi_registry, "good", "1.0")
+        assert fetch(attempt, url).status == 200
+        attempt.amend(granted(pypi_registry, STRICTER))
+        pypi_registry.forget()
+        for answer in (index(attempt, pypi_registry, "good"), fetch(attempt, url)):
+            assert (answer.code, answer.json["rule"]) == ("policy_revoked", "packages.names.deny.pypi[0]")
+            assert "name_denied" in answer.json["reason"]
+        assert index(attempt, pypi_registry, "denied").code == "name_denied"
+        assert pypi_registry.untouched
+        assert index(attempt, pypi_registry, "libx").status == 200, "the control"
+
+
+def test_a_page_shows_what_both_policies_allow(rig: Rig, pypi_registry: PypiRegistry) -> None:
+    narrower = POLICY.model_copy(
+        update={
+            "versions_deny": (
+                DeniedVersions(
+                    id="packages.versions.deny[0]", ecosystem=Ecosystem.PYPI, name="libx",
+                    versions=parse_range(Ecosystem.PYPI, "==1.1"),
+                ),
+            ),
+            "age": Age(version_min=0),
+        }
+    )  # fmt: skip
+    with rig.explicit(granted(pypi_registry)) as attempt:
+        attempt.amend(granted(pypi_registry, narrower))
+        answer = index(attempt, pypi_registry, "libx")
+        assert answer.json["versions"] == ["1.0", "1.2"]
+        assert answer.headers["x-sluicegate-withheld"] == "version_denied=1, version_too_new=1, version_yanked=1"
+        assert fetch(attempt, file_url(pypi_registry, "libx", "1.1")).code == "policy_revoked"
+        assert fetch(attempt, file_url(pypi_registry, "libx", "1.3")).code == "version_too_new"
+        assert fetch(attempt, file_url(pypi_registry, "libx", "1.2")).status == 200
+
+
+def test_a_host_that_is_a_registry_now_is_read_as_one(rig: Rig, npm_registry: NpmRegistry) -> None:
+    open_ = granted(npm_registry, methods=None).model_copy(update={"packages": None})
+    with rig.explicit(open_) as attempt:
+        url = f"{npm_registry.url}-/v1/search?text=x"
+        assert fetch(attempt, url).status != 403
+        attempt.amend(granted(npm_registry))
+        npm_registry.forget()
+        assert fetch(attempt, url).code == "policy_revoked"
+        assert npm_registry.untouched
+        assert fetch(attempt, f"{npm_registry.url}nlib").status == 200
+        assert fetch(attempt, f"{npm_registry.url}ndenied").code == "policy_revoked"
+
+
+def test_a_registry_of_another_address_is_not_asked_in_the_place_of_the_first(
+    rig: Rig, pypi_registry: PypiRegistry
+) -> None:
+    with rig.explicit(granted(pypi_registry)) as attempt:
+        grant_ = registry_grant(pypi_registry)
+        moved = grant_.registries[0].model_copy(
+            update={"index": parse_base(pypi_registry.url.replace("simple", "other"))}
+        )
+        attempt.amend(
+            granted(pypi_registry).model_copy(update={"packages": grant_.model_copy(update={"registries": (moved,)})})
+        )
+        pypi_registry.forget()
+        assert index(attempt, pypi_registry, "good").code == "policy_revoked"
+        assert pypi_registry.untouched
+
+
 # Pages
 
 

@@ -20,7 +20,7 @@ from proxy.packages.model import Ecosystem
 from proxy.packages.policy import PackagePolicy
 from proxy.packages.requests import Registry, RegistryGrant, parse_base
 from tests import world
-from tests.proxy.rig import Answer, Attempt, Rig, ask, get, grant, read_answer, rule
+from tests.proxy.rig import Answer, Attempt, Rig, ask, get, grant, read_answer, read_to_end, rule
 from tests.servers import Https, Loop, SeenRequest, write_authority
 
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -330,3 +330,32 @@ def test_a_server_that_ends_an_idle_connection_is_dialled_again(rig: Rig, raw: R
         assert read(attempt, "gone").status == 200
         assert read(attempt, "foo").status == 200
         assert [seen.connection for seen in raw.journal.requests] == [1, 2]
+
+
+def test_a_page_that_is_being_read_is_given_up_when_the_registry_is_not_allowed_any_more(
+    attempt: Attempt, raw: Raw
+) -> None:
+    """For good, and at once: the registry's connection has ended when the amendment is in force."""
+    raw.answers["/simple/slow/"] = lambda seen: [HOLD, response(page("slow"))]
+    sock = attempt.https("raw.test")
+    sock.sendall(get("raw.test", "/simple/slow/", f"Accept: {JSON}"))
+    raw.wait(lambda journal: len(journal.requests) == 1)
+    attempt.amend(None)
+    raw.release()
+    raw.wait(lambda journal: journal.open == 0)
+    assert read_to_end(sock) == b""
+    assert read(attempt, "slow").code == "policy_revoked"
+    assert len(raw.journal.requests) == 1
+
+
+def test_a_page_that_is_being_read_is_asked_for_again_when_it_is_allowed_still(attempt: Attempt, raw: Raw) -> None:
+    """What is read is judged by what holds when it is read; who asked for it waits, and is not cut."""
+    raw.answers["/simple/slow/"] = lambda seen: [HOLD, response(page("slow"))]
+    sock = attempt.https("raw.test")
+    sock.sendall(get("raw.test", "/simple/slow/", f"Accept: {JSON}"))
+    raw.wait(lambda journal: len(journal.requests) == 1)
+    attempt.amend(attempt.grant.model_copy(update={"max_connections": 5}))
+    raw.wait(lambda journal: len(journal.requests) == 2)
+    raw.release()
+    assert read_answer(sock).json["name"] == "slow"
+    assert attempt.denials() == []

@@ -3,32 +3,31 @@
 Owns: making the grant and the limits, or refusing the call before any attempt with the layer and the rule that refuse.
 Must not: read files, ask package clients, judge traffic.
 
-Effective = operator AND call. A call that asks for more than the policy's ceiling is refused rather than cut down: code
-that runs with less than it asked for fails later, and less plainly.
+Effective = operator AND tenant AND call. A call that asks for more than the policy's ceiling is refused rather than cut
+down: code that runs with less than it asked for fails later, and less plainly. Where operator and tenant both refuse,
+the operator is named: what the tenant's section says would not help.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from proxy.destinations import Host, InvalidHost, parse_host
 from proxy.network import Grant, Mode, PrivateAddress, Rule, RuleLayer, StaticHost
 from proxy.packages.requests import Purpose, RegistryGrant
 from sandbox.contract import MIN_MEMORY_MIB
+from sandbox.policy.limits import MIN_TIMEOUT_SECONDS
 from sandbox.policy.packages import package_policy
 from sandbox.policy.problems import shown
-from sandbox.policy.schema import (
-    MIN_TIMEOUT_SECONDS,
-    AllowRule,
-    DenyRule,
-    NetworkSection,
-)
+from sandbox.policy.rules import AllowRule, DenyRule
+from sandbox.policy.schema import NetworkSection, Policy
 from sandbox.policy.suffixes import Suffix, suffix_kind
 from sandbox.policy_file import LoadedPolicy
 from sandbox.registries import RegistryRules
 
-ALLOW_LAYER = "network.allow"
+ALLOW_KEY = "network.allow"
+DENY_KEY = "network.deny"
 CALL_LAYER = "call.domains"
 
 
@@ -54,22 +53,40 @@ class Limits:
         return self.memory_mib * 1024 * 1024
 
 
+def whose_rule(loaded: LoadedPolicy, key: str, *, operator_allows: bool) -> tuple[str, str]:
+    """The layer of what refuses by a key of the policy, and the rule's name: the tenant's if the operator allows it."""
+    if operator_allows and loaded.tenant:
+        return "tenant", f"tenants.{loaded.tenant}.{key}"
+    return "operator", key
+
+
+def preparing_rule(loaded: LoadedPolicy) -> tuple[str, str]:
+    """The layer and the rule by which calls may bring no packages, where they may not."""
+    return whose_rule(loaded, "packages.prepare", operator_allows=_operator(loaded).packages.prepare)
+
+
+def _operator(loaded: LoadedPolicy) -> Policy:
+    return loaded.policy if loaded.narrowing is None else loaded.narrowing.operator
+
+
 def narrow_limits(loaded: LoadedPolicy, *, timeout: float | None, memory_mib: int | None) -> Limits:
     """The call's limits, or the policy's defaults for those it omits. Raises `Refused` above the policy's maximum."""
-    limits = loaded.policy.limits
+    limits, operators = loaded.policy.limits, _operator(loaded).limits
     seconds = limits.timeout_seconds.default if timeout is None else timeout
     memory = limits.memory_mib.default if memory_mib is None else memory_mib
-    for asked, lowest, highest, unit, rule in (
-        (seconds, MIN_TIMEOUT_SECONDS, limits.timeout_seconds.max, "s", "limits.timeout_seconds.max"),
-        (memory, MIN_MEMORY_MIB, limits.memory_mib.max, " MiB", "limits.memory_mib.max"),
-    ):
+    for asked, lowest, highest, operators_highest, unit, key in (
+        (seconds, MIN_TIMEOUT_SECONDS, limits.timeout_seconds.max, operators.timeout_seconds.max, "s",
+         "limits.timeout_seconds.max"),
+        (memory, MIN_MEMORY_MIB, limits.memory_mib.max, operators.memory_mib.max, " MiB", "limits.memory_mib.max"),
+    ):  # fmt: skip
         # Written so that a number that compares with nothing is refused too.
         if not lowest <= asked <= highest:
             code = "timeout_not_allowed" if unit == "s" else "memory_not_allowed"
+            layer, rule = whose_rule(loaded, key, operator_allows=lowest <= asked <= operators_highest)
             raise Refused(
                 code,
                 f"the call asks for {asked:g}{unit}, and the policy allows {lowest:g} to {highest:g}{unit}",
-                layer="operator", rule=rule, hint=f"ask for at most {highest:g}{unit}",
+                layer=layer, rule=rule, hint=f"ask for at most {highest:g}{unit}",
             )  # fmt: skip
     return Limits(seconds, memory, limits.output_mib)
 
@@ -97,20 +114,19 @@ def narrow(
 
     Raises `Refused`; `ValueError` when the registries are needed and missing.
     """
-    network = loaded.policy.network
     mode = mode_of(allow_network=allow_network, domains=domains)
-    if mode not in network.modes:
-        raise Refused(
-            "mode_not_allowed",
-            f"the call asks for the network mode `{mode}`, and policy `{loaded.policy.name}` allows "
-            + ", ".join(f"`{allowed}`" for allowed in network.modes),
-            layer="operator", rule="network.modes", hint=_mode_hint(mode, network),
-        )  # fmt: skip
+    operator, *tenants = _authorities(loaded)
+    _check_mode(loaded, operator, mode)
+    hosts = _parsed(domains or ()) if mode is Mode.NAMED else {}
+    _check_hosts(operator, hosts)
+    for tenant in tenants:
+        _check_mode(loaded, tenant, mode)
+        _check_hosts(tenant, hosts)
     if mode is Mode.REGISTRY_DEFAULT:
         if registries is None or registries.language != language:
             raise ValueError(f"the registries of {language} are needed")
         return _reading(loaded, registries, Purpose.ATTEMPT, call_id, attempt_id)
-    layers = _named(network, _parsed(domains or ())) if mode is Mode.NAMED else ()
+    layers = _named(loaded, hosts) if mode is Mode.NAMED else ()
     return _grant(loaded, mode, layers, call_id, attempt_id)
 
 
@@ -138,13 +154,27 @@ def _grant(loaded: LoadedPolicy, mode: Mode, layers: tuple[RuleLayer, ...], call
         policy_digest=loaded.digest,
         mode=mode,
         layers=layers,
-        deny=_deny_rules(network),
+        deny=tuple(rule for authority in _authorities(loaded) for rule in _deny_rules(authority)),
         ports=network.ports,
         hosts=tuple(StaticHost(host=Host(name), addresses=found) for name, found in network.hosts.items()),
         private_addresses=_private_addresses(network),
         passthrough=network.inspect.passthrough,
         max_connections=loaded.policy.limits.max_connections,
+        tenant=loaded.tenant,
     )
+
+
+def _check_mode(loaded: LoadedPolicy, authority: _Authority, mode: Mode) -> None:
+    if mode in authority.modes:
+        return
+    network = loaded.policy.network
+    allowed = ", ".join(f"`{one}`" for one in network.modes) or "none"
+    raise Refused(
+        "mode_not_allowed",
+        f"the call asks for the network mode `{mode}`, and policy `{loaded.policy.name}` allows{authority.whom} "
+        + allowed,
+        layer=authority.layer, rule=authority.name("network.modes"), hint=_mode_hint(mode, network),
+    )  # fmt: skip
 
 
 def _mode_hint(mode: Mode, network: NetworkSection) -> str | None:
@@ -182,37 +212,77 @@ def _refused_domain(code: str, message: str, place: int, hint: str | None = None
     return Refused(code, message, layer="call", rule=f"{CALL_LAYER}[{place}]", hint=hint)
 
 
-def _named(network: NetworkSection, hosts: dict[Host, int]) -> tuple[RuleLayer, ...]:
-    for host in hosts:
-        _check_denied(network.deny, host)
+def _named(loaded: LoadedPolicy, hosts: dict[Host, int]) -> tuple[RuleLayer, ...]:
+    authorities = _authorities(loaded)
+    layers = tuple(
+        RuleLayer(name=authority.name(ALLOW_KEY), rules=_allow_rules(authority, authority.allow))
+        for authority in authorities
+        if authority.allow is not None
+    )
     call = tuple(Rule(id=f"{CALL_LAYER}[{place}]", host=host) for host, place in hosts.items())
-    if network.allow is None:
-        return (RuleLayer(name=CALL_LAYER, rules=call),)
+    # Under the operator's list the call's own narrows the hosts, and leaves ports, methods, paths and protocol to it.
+    # Without one the call's list is of the full kind, whatever a tenant's list says: a tenant opens no port.
+    return (*layers, RuleLayer(name=CALL_LAYER, rules=call, names_only=authorities[0].allow is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Authority:
+    """Who allows and denies beside the call itself: the operator first, and the tenant where there is one."""
+
+    tenant: str
+    modes: tuple[Mode, ...]
+    allow: tuple[AllowRule, ...] | None
+    deny: tuple[DenyRule, ...]
+
+    @property
+    def layer(self) -> str:
+        return "tenant" if self.tenant else "operator"
+
+    @property
+    def whom(self) -> str:
+        """Whom what it says is about, as the end of a sentence."""
+        return f" tenant `{self.tenant}`" if self.tenant else ""
+
+    def name(self, key: str) -> str:
+        return f"tenants.{self.tenant}.{key}" if self.tenant else key
+
+
+def _authorities(loaded: LoadedPolicy) -> tuple[_Authority, ...]:
+    network = _operator(loaded).network
+    operator = _Authority("", network.modes, network.allow, network.deny)
+    if loaded.narrowing is None:
+        return (operator,)
+    own = loaded.narrowing.section.network
+    modes = network.modes if own.modes is None else own.modes
+    return (operator, _Authority(loaded.tenant, modes, own.allow, own.deny))
+
+
+def _check_hosts(authority: _Authority, hosts: Collection[Host]) -> None:
     for host in hosts:
-        _check_allowed(network.allow, host)
-    # The call's list narrows the hosts; ports, methods, paths and protocol are the operator's to say.
-    operator = RuleLayer(name=ALLOW_LAYER, rules=_allow_rules(network.allow))
-    return (operator, RuleLayer(name=CALL_LAYER, rules=call, names_only=True))
+        _check_denied(authority, host)
+    for host in hosts:
+        _check_allowed(authority, host)
 
 
-def _check_denied(rules: tuple[DenyRule, ...], host: Host) -> None:
-    for place, rule in enumerate(rules):
+def _check_denied(authority: _Authority, host: Host) -> None:
+    for place, rule in enumerate(authority.deny):
         if rule.host is None or rule.ports is not None or rule.methods is not None or rule.paths is not None:
             continue  # it leaves something of the host: decided request by request
         if rule.host == host or (rule.subdomains and rule.host.covers(host)):
             raise Refused(
-                "domain_denied", f"the call names `{host}`, which the policy denies", layer="operator",
-                rule=f"network.deny[{place}]", hint="leave it out",
+                "domain_denied", f"the call names `{host}`, which the policy denies{authority.whom}",
+                layer=authority.layer, rule=authority.name(f"{DENY_KEY}[{place}]"), hint="leave it out",
             )  # fmt: skip
 
 
-def _check_allowed(rules: tuple[AllowRule, ...], host: Host) -> None:
-    if any(rule.host == host or (rule.subdomains and rule.host.covers(host)) for rule in rules):
+def _check_allowed(authority: _Authority, host: Host) -> None:
+    rules = authority.allow
+    if rules is None or any(rule.host == host or (rule.subdomains and rule.host.covers(host)) for rule in rules):
         return
     below = sorted({rule.host.text for rule in rules if host.covers(rule.host)})
     raise Refused(
-        "domain_not_allowed", f"the call names `{host}`, which the policy does not allow", layer="operator",
-        rule=ALLOW_LAYER,
+        "domain_not_allowed", f"the call names `{host}`, which the policy does not allow{authority.whom}",
+        layer=authority.layer, rule=authority.name(ALLOW_KEY),
         hint="of the names below it the policy allows " + ", ".join(f"`{name}`" for name in below[:5]) if below
         else "leave it out, or ask the operator to allow it",
     )  # fmt: skip
@@ -221,23 +291,23 @@ def _check_allowed(rules: tuple[AllowRule, ...], host: Host) -> None:
 # The policy's rules as the proxy knows them
 
 
-def _allow_rules(rules: tuple[AllowRule, ...]) -> tuple[Rule, ...]:
+def _allow_rules(authority: _Authority, rules: tuple[AllowRule, ...]) -> tuple[Rule, ...]:
     return tuple(
         Rule(
-            id=f"{ALLOW_LAYER}[{place}]", host=rule.host, subdomains=rule.subdomains, ports=rule.ports,
+            id=authority.name(f"{ALLOW_KEY}[{place}]"), host=rule.host, subdomains=rule.subdomains, ports=rule.ports,
             methods=rule.methods, paths=rule.paths, protocol=rule.protocol,
         )
         for place, rule in enumerate(rules)
     )  # fmt: skip
 
 
-def _deny_rules(network: NetworkSection) -> tuple[Rule, ...]:
+def _deny_rules(authority: _Authority) -> tuple[Rule, ...]:
     return tuple(
         Rule(
-            id=f"network.deny[{place}]", host=rule.host, cidr=rule.cidr, subdomains=rule.subdomains, ports=rule.ports,
-            methods=rule.methods, paths=rule.paths,
+            id=authority.name(f"{DENY_KEY}[{place}]"), host=rule.host, cidr=rule.cidr, subdomains=rule.subdomains,
+            ports=rule.ports, methods=rule.methods, paths=rule.paths,
         )
-        for place, rule in enumerate(network.deny)
+        for place, rule in enumerate(authority.deny)
     )  # fmt: skip
 
 

@@ -20,11 +20,12 @@ from proxy.packages.reasons import PackageReason
 from sandbox.narrowing import Refused, mode_of, narrow
 from sandbox.policy.positions import read_document
 from sandbox.policy.problems import InvalidPolicy, Problem, shown
+from sandbox.policy.rules import Section
 from sandbox.policy.scalars import Address, FileName, Index, distinct, fault, kind_of
-from sandbox.policy.schema import Section
 from sandbox.policy.wording import translate
 from sandbox.policy_file import LoadedPolicy
 from sandbox.registries import RegistryRules, indexes_of, rules_from_policy
+from sandbox.tenants import UnknownTenant, of_tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,13 @@ Word = Annotated[str, PlainValidator(_word)]
 
 
 class Case(Section):
-    """One line of the table. `address` is what the name resolves to; without it the dial is not looked at."""
+    """One line of the table. `address` is what the name resolves to; without it the dial is not looked at.
+
+    `tenant` is whose call it is; without it the operator's own.
+    """
 
     name: Word | None = None
+    tenant: Word | None = None
     call: Annotated[Asked, PlainValidator(_asked)]
     language: Annotated[str, PlainValidator(_language)] = "python"
     request: Annotated[tuple[str, Target], PlainValidator(_request)]
@@ -185,11 +190,17 @@ def check_cases(loaded: LoadedPolicy, cases: Cases) -> list[Checked]:
     checked = []
     for place, case in enumerate(cases.cases):
         method, target = case.request
+        title = case.name or f"{_called(case)}: {method} {target}"
+        try:
+            narrowed = of_tenant(loaded, case.tenant or "")
+        except UnknownTenant as error:
+            checked.append(Checked(place, title, (str(error),)))
+            continue
         addresses = () if case.address is None else (case.address,)
         indexes = indexes_of(loaded.policy.network.registries, case.language) or cases.registries
         registries = rules_from_policy(case.language, indexes) if indexes else RegistryRules(case.language, (), ())
         outcome = outcome_of(
-            loaded, registries, case.call, target, method=method, language=case.language, addresses=addresses
+            narrowed, registries, case.call, target, method=method, language=case.language, addresses=addresses
         )
         differences = [
             f"{what} is `{got}`, not `{want}`"
@@ -202,10 +213,10 @@ def check_cases(loaded: LoadedPolicy, cases: Cases) -> list[Checked]:
         ]
         if differences:
             differences.append(outcome.detail)
-        title = case.name or f"{_called(case.call)}: {method} {target}"
         checked.append(Checked(place, title, tuple(differences)))
     return checked
 
 
-def _called(asked: Asked) -> str:
-    return ", ".join(asked.domains) if asked.domains else asked.mode.value
+def _called(case: Case) -> str:
+    asked = ", ".join(case.call.domains) if case.call.domains else case.call.mode.value
+    return f"{case.tenant}, {asked}" if case.tenant else asked

@@ -31,6 +31,7 @@ from sandbox.policy_file import (
     read_policy_text,
 )
 from sandbox.registries import RegistryRules, resolve_registries
+from sandbox.tenants import UnknownTenant, of_tenant
 
 EXIT_NO = 1
 EXIT_INVALID = 2
@@ -47,7 +48,9 @@ def check_command(file: Annotated[Path, typer.Argument(help="The policy file.")]
     for warning in loaded.warnings:
         _warn(f"warning: {warning}")
     modes = ", ".join(mode.value for mode in loaded.policy.network.modes)
-    _say(f"{file}: policy `{loaded.policy.name}` is valid; it allows {modes}\n{loaded.digest}")
+    tenants = ", ".join(tenant.name for tenant in loaded.policy.tenants)
+    whose = f"; tenants: {tenants}" if tenants else ""
+    _say(f"{file}: policy `{loaded.policy.name}` is valid; it allows {modes}{whose}\n{loaded.digest}")
 
 
 @app.command("explain")
@@ -64,10 +67,13 @@ def explain_command(
     unrestricted: Annotated[bool, typer.Option("--unrestricted", help="The call asks for any destination.")] = False,
     method: Annotated[str, typer.Option("--method", help="The request's method.")] = "GET",
     language: Annotated[str, typer.Option("--language", help="The call's language.")] = "python",
+    tenant: Annotated[
+        str, typer.Option("--tenant", metavar="NAME", help="Whose call it is; the operator's own without it.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The answer as a JSON object.")] = False,
 ) -> None:
     """Say what the proxy would do with a request, layer by layer. No name is looked up and nothing is sent."""
-    loaded = _load(policy or default_policy_path())
+    loaded = _of_tenant(_load(policy or default_policy_path()), tenant)
     asked = _asked(allow_network, domain, unrestricted, language)
     if method != method.upper():
         _fail(
@@ -155,7 +161,8 @@ def _print_explanation(
     _say(f"  reason {outcome.reason}, rule {outcome.rule or '-'}")
     if outcome.hint:
         _say(f"  hint: {outcome.hint}")
-    _say(f"policy {loaded.policy.name} ({loaded.path}), mode {asked.mode.value}")
+    whose = f", tenant {loaded.tenant}" if loaded.tenant else ""
+    _say(f"policy {loaded.policy.name} ({loaded.path}){whose}, mode {asked.mode.value}")
     for host in registries.hosts if registries is not None else ():
         _say(f"  {host.rule}: {host.host}:{host.port} - {host.source}")
     for warning in registries.warnings if registries is not None else ():
@@ -192,6 +199,7 @@ def _as_json(
         "method": None if target.raw else method,
         "mode": asked.mode.value,
         "policy": {"name": loaded.policy.name, "digest": loaded.digest, "path": str(loaded.path)},
+        "tenant": loaded.tenant or None,
         "registries": [
             {"rule": host.rule, "host": host.host, "port": host.port, "source": host.source}
             for host in (registries.hosts if registries is not None else ())
@@ -216,6 +224,14 @@ def _load(path: Path) -> LoadedPolicy:
         return load_policy(path)
     except InvalidPolicy as error:
         _fail(str(error))
+
+
+def _of_tenant(loaded: LoadedPolicy, name: str) -> LoadedPolicy:
+    try:
+        return of_tenant(loaded, name)
+    except UnknownTenant as error:
+        names = ", ".join(f"`{tenant.name}`" for tenant in loaded.policy.tenants)
+        _fail(f"{error}\nhint: " + (f"it has {names}" if names else "it has none: leave `--tenant` out"))
 
 
 def _say(text: str) -> None:

@@ -12,9 +12,10 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from sandbox.policy.positions import MAX_BYTES, Document, read_document
 from sandbox.policy.problems import Finding, InvalidPolicy, KeyPath, Problem, key_text, shown
 from sandbox.policy.scalars import kind_of
 from sandbox.policy.schema import Policy
+from sandbox.policy.tenants import Tenant
 from sandbox.policy.wording import path_of, translate
 from sandbox.policy_data import package_files
 from sandbox.state import shipped_policies
@@ -34,6 +36,7 @@ from sandbox.state import shipped_policies
 __all__ = [
     "InvalidPolicy",
     "LoadedPolicy",
+    "Narrowing",
     "Policy",
     "Problem",
     "default_policy_path",
@@ -46,16 +49,35 @@ __all__ = [
 ]
 
 _LISTS_OF_ENTRIES = frozenset({("network", "allow"), ("network", "deny"), ("network", "private_addresses")})
+_LISTS_OF_TENANTS = frozenset({("network", "allow"), ("network", "deny")})
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What made a tenant's policy: the operator's, and the tenant's own section of it."""
+
+    operator: Policy
+    section: Tenant
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
-    """A policy with where it came from. `digest` is that of its meaning: comments and spelling do not change it."""
+    """A policy with where it came from. `digest` is that of its meaning: comments and spelling do not change it.
+
+    With `narrowing` it is the policy of one tenant, as `sandbox.tenants` makes it: `policy` has what holds for the
+    tenant, and `digest` stays that of the whole file.
+    """
 
     policy: Policy
     warnings: tuple[Problem, ...]
     digest: str
     path: Path | None
+    narrowing: Narrowing | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose policy this is; empty for the operator's own."""
+        return "" if self.narrowing is None else self.narrowing.section.name
 
 
 def default_policy_path() -> Path:
@@ -79,15 +101,15 @@ def parse_policy(text: str, *, file: str = "policy", path: Path | None = None) -
         message = f"a policy is a mapping, not {kind_of(document.data)}"
         raise InvalidPolicy([Problem(file, document.mark(()), "", message, "begin with `version: 1`")])
     problems = list(document.problems)
-    policy, removed = _validate(document, document.data, file, problems)
+    policy, gaps = _validate(document, document.data, file, problems)
     found = lint(policy, datetime.now(UTC)) if policy is not None else []
-    findings = [finding for finding in found if finding.error or not problems]
-    problems += [_problem(document, file, finding, removed) for finding in findings if finding.error]
+    findings = [finding for finding in found if not problems or (finding.error and gaps.tell(finding))]
+    problems += [_problem(document, file, finding, gaps) for finding in findings if finding.error]
     if policy is not None and not problems:
         problems += _files(policy, document, file)
     if problems or policy is None:
         raise InvalidPolicy(_sorted(problems))
-    warnings = [_problem(document, file, finding, removed) for finding in findings]
+    warnings = [_problem(document, file, finding, gaps) for finding in findings]
     return LoadedPolicy(policy, tuple(_sorted(warnings)), digest_of(policy), path)
 
 
@@ -196,57 +218,79 @@ def _files(policy: Policy, document: Document, file: str) -> Iterable[Problem]:
 # Validation
 
 
+@dataclass(frozen=True, slots=True)
+class _Gaps:
+    """What of a document was left out for being wrong: `cuts`, and for lists that lost entries the places that stayed.
+
+    All paths are those of the text.
+    """
+
+    cuts: frozenset[KeyPath] = frozenset()
+    kept: Mapping[KeyPath, Sequence[int]] = field(default_factory=dict)
+
+    def in_text(self, path: KeyPath) -> KeyPath:
+        """The place in the text of what stands at a place in the rest."""
+        found: KeyPath = ()
+        for part in path:
+            places = self.kept.get(found)
+            found = (*found, places[part] if places is not None and isinstance(part, int) else part)
+        return found
+
+    def tell(self, finding: Finding) -> bool:
+        """Whether nothing that the finding rests on was left out."""
+        bases = [self.in_text(base) for base in finding.rests_on]
+        return not any(all(map(eq, cut, base)) for cut in self.cuts for base in bases)
+
+
 def _validate(
     document: Document, data: dict[str, object], file: str, problems: list[Problem]
-) -> tuple[Policy | None, dict[KeyPath, list[int]]]:
+) -> tuple[Policy | None, _Gaps]:
     """The policy, as far as it is one: what is wrong is reported and left out, so that the rest is checked as well."""
-    removed: dict[KeyPath, list[int]] = {}
     try:
-        return Policy.model_validate(data), removed
+        return Policy.model_validate(data), _Gaps(frozenset(document.absent))
     except ValidationError as error:
         faults = error.errors(include_url=False)
     problems += translate(faults, Policy, document, file)
-    wrong = {path_of(fault) for fault in faults}
-    rest, removed = _without(data, wrong)
+    rest, gaps = _without(data, frozenset(_cut(path_of(fault)) for fault in faults))
+    gaps = replace(gaps, cuts=gaps.cuts | document.absent)
     try:
-        return Policy.model_validate(rest | {"version": 1}), removed
+        return Policy.model_validate({**rest, "version": 1}), gaps
     except ValidationError:
-        return None, removed
+        return None, gaps
 
 
-def _without(data: dict[str, object], wrong: set[KeyPath]) -> tuple[dict[str, object], dict[KeyPath, list[int]]]:
-    """A copy without the wrong parts, each cut at an entry of a list of rules or at the second level.
+def _cut(path: KeyPath) -> KeyPath:
+    """What is left out for a fault: an entry of a list of rules, else a key of the second level.
 
-    Also, for the lists that lost entries, the places in the text of those that stayed.
+    Of a tenant alike, in its own section; all of it, when it is its name that is wrong.
     """
-    result: dict[str, object] = {
-        key: dict(value) if isinstance(value, dict) else value
-        for key, value in data.items()
-        if (key,) not in wrong
-    }  # fmt: skip
-    places: dict[KeyPath, list[int]] = {}
-    for path in wrong:
-        section = result.get(str(path[0]))
-        if len(path) < 2 or not isinstance(section, dict):
-            continue
-        if path[:2] in _LISTS_OF_ENTRIES and len(path) > 2 and isinstance(path[2], int):
-            places.setdefault(path[:2], []).append(path[2])
-        else:
-            section.pop(path[1], None)
+    if path[:1] != ("tenants",):
+        return path[: 3 if path[:2] in _LISTS_OF_ENTRIES else 2]
+    inner = path[2:]
+    if inner[:1] == ("name",):
+        return path[:2]
+    return path[: 5 if inner[:2] in _LISTS_OF_TENANTS else 3 if inner[:1] == ("rate",) else 4]
+
+
+def _without(data: dict[str, object], cuts: frozenset[KeyPath]) -> tuple[dict[str, object], _Gaps]:
+    """A copy without some parts."""
     kept: dict[KeyPath, list[int]] = {}
-    for path, gone in places.items():
-        section = result[str(path[0])]
-        entries = section.get(path[1]) if isinstance(section, dict) else None
-        if isinstance(section, dict) and isinstance(entries, list):
-            kept[path] = [place for place in range(len(entries)) if place not in gone]
-            section[path[1]] = [entries[place] for place in kept[path]]
-    return result, kept
+
+    def rest(value: object, path: KeyPath) -> object:
+        if isinstance(value, dict):
+            return {key: rest(item, (*path, key)) for key, item in value.items() if (*path, key) not in cuts}
+        if isinstance(value, list):
+            places = [place for place in range(len(value)) if (*path, place) not in cuts]
+            if len(places) < len(value):
+                kept[path] = places
+            return [rest(value[place], (*path, place)) for place in places]
+        return value
+
+    return {key: rest(value, (key,)) for key, value in data.items() if (key,) not in cuts}, _Gaps(cuts, kept)
 
 
-def _problem(document: Document, file: str, finding: Finding, kept: dict[KeyPath, list[int]]) -> Problem:
-    path = finding.path
-    if len(path) > 2 and isinstance(path[2], int) and path[:2] in kept:
-        path = (*path[:2], kept[path[:2]][path[2]], *path[3:])
+def _problem(document: Document, file: str, finding: Finding, gaps: _Gaps) -> Problem:
+    path = gaps.in_text(finding.path)
     if path[:2] == ("network", "hosts") and len(path) > 2:
         path = _as_written(document, path)
     path = document.written(path)

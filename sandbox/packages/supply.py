@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from proxy.control import Proxy
 from proxy.packages.data_files import InvalidData, load_policy_data
 from proxy.packages.judge import PolicyData
 from proxy.packages.model import Ecosystem
+from proxy.packages.reasons import PackageReason
 from sandbox.interpreters import this_interpreter
 from sandbox.isolation.pool import WarmPool
-from sandbox.narrowing import Refused, narrow_preparation
+from sandbox.narrowing import Refused, narrow_preparation, preparing_rule
 from sandbox.packages.chamber import Chamber
 from sandbox.packages.platforms import Platform, ResolverMissing, this_platform
 from sandbox.packages.preparation import Preparer, Progress, SnapshotFailed, Wanted
@@ -38,10 +39,10 @@ type Backend = Callable[[], Awaitable[tuple[WarmPool, Proxy]]]
 class PackagesRefused(Refused):
     """The policy refuses packages of a call. `refusals` has every one."""
 
-    def __init__(self, refusals: tuple[Refusal, ...]) -> None:
+    def __init__(self, refusals: tuple[Refusal, ...], layer: str = "operator") -> None:
         first = refusals[0]
         text = "; ".join(f"`{one.specifier}`: {one.message}" if one.specifier else one.message for one in refusals)
-        super().__init__(str(first.reason), text, layer="operator", rule=first.rule or "packages", hint=first.hint)
+        super().__init__(str(first.reason), text, layer=layer, rule=first.rule or "packages", hint=first.hint)
         self.refusals = refusals
 
 
@@ -88,9 +89,17 @@ class Supply:
         data = await self._policy_data()
         screening: Screening = screen(self._policy, ecosystem, texts, datetime.now(UTC), data)
         if not screening.ok or registries is None or registries.registry is None:
-            raise PackagesRefused(screening.refusals)
+            raise self._refused(screening.refusals)
         grant = narrow_preparation(self._loaded, registries, call_id=call_id)
         return Wanted(registries.registry, screening.allowed, grant, self._policy, data)
+
+    def _refused(self, refusals: tuple[Refusal, ...]) -> PackagesRefused:
+        """The refusals, the first under the name of the tenant's rule where it is the tenant who brings no packages."""
+        first, *rest = refusals
+        if first.reason is not PackageReason.PACKAGES_NOT_ALLOWED:
+            return PackagesRefused(refusals)
+        layer, rule = preparing_rule(self._loaded)
+        return PackagesRefused((replace(first, rule=rule), *rest), layer)
 
     @contextlib.asynccontextmanager
     async def snapshot(

@@ -6,6 +6,7 @@ Owns: the form of a problem and of `InvalidPolicy`. Must not: know what a policy
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,15 +39,20 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that lint found. `error` says that the policy is refused for it."""
+    """One thing that lint found. `error` says that the policy is refused for it.
+
+    `rests_on` are keys elsewhere that it was held against: where one of them is wrong itself, it says nothing.
+    """
 
     path: KeyPath
     message: str
     hint: str | None
     error: bool
+    rests_on: tuple[KeyPath, ...] = ()
 
 
 _MAX_SHOWN = 100
+_TOKEN = re.compile(r"sgt_[A-Za-z0-9_-]{8,}")
 
 
 class InvalidPolicy(Exception):
@@ -75,10 +81,11 @@ def key_text(path: KeyPath) -> str:
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """A value of the file as a message may quote it: one line, printable, bounded."""
+    """A value of the file as a message may quote it: one line, printable, bounded, and no token of ours."""
     text = (
         value if isinstance(value, str) else json.dumps(value) if isinstance(value, (bool, type(None))) else str(value)
     )
+    text = _TOKEN.sub("sgt_…", text)
     cut = text[:limit]
     if not cut.isprintable() or "`" in cut:
         cut = cut.encode("unicode_escape", "backslashreplace").decode("ascii").replace("`", "\\x60")[:limit]

@@ -34,7 +34,13 @@ _MISPLACED = {
     ("", "deny"): "it belongs in `network`",
     ("network", "passthrough"): "it belongs in `network.inspect`",
     ("network", "ca_file"): "it belongs in `network.upstream`",
+    ("tenants[]", "modes"): "it belongs in `network`",
+    ("tenants[]", "allow"): "it belongs in `network`",
+    ("tenants[]", "deny"): "it belongs in `network`",
+    ("tokens[]", "token"): "write `sha256`, the hash alone: `sluicegate token` prints it",
 }
+# How an entry of a list is written that was given as plain text; others are rules.
+_ENTRIES = {"tenants[]": "- name: {0}", "tokens[]": "- {{name: {0}, sha256: …}}"}
 
 
 def translate(faults: Sequence[ErrorDetails], model: type[BaseModel], document: Document, file: str) -> list[Problem]:
@@ -74,11 +80,15 @@ def _problem(document: Document, file: str, path: KeyPath, fault: ErrorDetails, 
         case "model_type" | "dict_type" | "model_attributes_type":
             value = fault.get("input")
             message = f"a mapping is expected, not {kind_of(value)}"
-            hint = f"write `- host: {shown(value)}`" if isinstance(value, str) and isinstance(path[-1], int) else None
+            if isinstance(value, str) and isinstance(path[-1], int):
+                hint = f"write `{_ENTRIES.get(_shape(path), '- host: {0}').format(shown(value))}`"
     return Problem(file, document.mark(path), key_text(path), message, None if hint is None else str(hint))
 
 
 def _shape(path: KeyPath) -> str:
+    """The section that a path leads to; what a tenant's own sections are called is what the operator's are."""
+    if path[:1] == ("tenants",) and len(path) > 2:
+        path = path[2:]
     return key_text(path[:-1]) + "[]" if path and isinstance(path[-1], int) else key_text(path)
 
 

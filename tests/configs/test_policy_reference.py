@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from proxy.network import Mode, Reason
 from sandbox import narrowing
 from sandbox.policy.schema import Policy
+from sandbox.policy.tenants import Tenant
 from sandbox.policy_cases import check_cases, parse_cases
 from sandbox.policy_file import parse_policy
 
@@ -20,7 +21,7 @@ REFERENCE = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
 EXAMPLES = re.findall(r"```yaml\n(version: 1\n.*?)```", REFERENCE, re.DOTALL)
 
 
-WRITTEN_AS_ONE = ("timeout_seconds", "memory_mib", "registries")
+WRITTEN_AS_ONE = ("timeout_seconds", "memory_mib", "registries", "rate")
 PER_ECOSYSTEM = (
     "packages.names.allow", "packages.names.deny", "packages.names.internal_prefixes", "packages.versions.deny",
     "packages.similarity.list_files", "packages.exemptions",
@@ -39,6 +40,12 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("key", list(keys(Policy)))
 def test_every_key_has_its_line(key: str) -> None:
     assert f"| `{key}` |" in REFERENCE
+
+
+@pytest.mark.parametrize("key", ["tokens[].name", "tokens[].sha256", "tokens[].admin", "tokens[].user", *keys(Tenant)])
+def test_every_key_of_a_tenant_has_its_line(key: str) -> None:
+    lines = [line for line in REFERENCE.partition("| key of a tenant |")[2].splitlines() if line.startswith("|")]
+    assert any(f"`{key}`" in line.split("|")[1] for line in lines)
 
 
 @pytest.mark.parametrize("reason", list(Reason))

@@ -267,3 +267,79 @@ def test_the_schema_is_json_and_bears_its_dialect(run: Run) -> None:
     result = run("schema")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+# Tenants
+
+
+TENANTS = f"""\
+tenants:
+  - name: acme
+    tokens: [{{name: ci, sha256: "{1:064x}"}}]
+    network: {{modes: [block-all, named], allow: [{{host: shop.test, paths: ["/public/a/**"]}}]}}
+"""
+
+
+@pytest.fixture
+def shared(policy: Path) -> Path:
+    policy.write_text(POLICY + TENANTS)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reason", "rule"),
+    [
+        (["--domain", "shop.test", "https://shop.test/public/a/x"], 0, "allowed", "network.allow[0]"),
+        (["--domain", "shop.test", "https://shop.test/public/x"], 1, "path_not_allowed", "tenants.acme.network.allow[0]"),
+        (["--domain", "shop.test", "https://shop.test/x"], 1, "path_not_allowed", "network.allow[0]"),
+        (["--domain", "db.test", "db.test:5432"], 1, "domain_not_allowed", "tenants.acme.network.allow"),
+        (["--allow-network", "https://index.test/simple/six/"], 1, "mode_not_allowed", "tenants.acme.network.modes"),
+        (["--unrestricted", "https://shop.test/"], 1, "mode_not_allowed", "network.modes"),
+    ],
+)  # fmt: skip
+def test_a_request_of_a_tenants_is_explained_under_its_own_policy(
+    run: Run, shared: Path, arguments: list[str], status: int, reason: str, rule: str
+) -> None:
+    result = run("explain", "--policy", shared, "--tenant", "acme", *arguments)
+    assert result.exit_code == status
+    assert f"reason {reason}, rule {rule}" in result.stdout
+    assert f"policy shop ({shared}), tenant acme, mode" in result.stdout
+    found = json.loads(run("explain", "--policy", shared, "--tenant", "acme", "--json", *arguments).stdout)
+    assert (found["tenant"], found["reason"], found["rule"]) == ("acme", reason, rule)
+
+
+def test_without_a_tenant_the_operators_policy_is_explained(run: Run, shared: Path) -> None:
+    arguments = ["--policy", shared, "--domain", "shop.test", "https://shop.test/public/x"]
+    assert run("explain", *arguments).exit_code == 0
+    assert json.loads(run("explain", "--json", *arguments).stdout)["tenant"] is None
+
+
+def test_a_tenant_that_there_is_not_exits_with_2_and_says_which_there_are(run: Run, policy: Path) -> None:
+    arguments = ["--policy", policy, "--tenant", "nobody", "https://shop.test/"]
+    result = run("explain", *arguments)
+    assert result.exit_code == 2
+    assert "has no tenant `nobody`\nhint: it has none" in result.stderr
+    policy.write_text(POLICY + TENANTS)
+    assert "hint: it has `acme`" in run("explain", *arguments).stderr
+
+
+def test_check_says_which_tenants_there_are(run: Run, shared: Path) -> None:
+    assert "registry-default, named; tenants: acme\n" in run("check", shared).stdout
+
+
+def test_a_case_may_be_of_a_tenant(run: Run, shared: Path) -> None:
+    cases = shared.with_name("shop.cases.yaml")
+    cases.write_text(
+        """\
+cases:
+  - {call: [shop.test], request: https://shop.test/public/x, verdict: allow}
+  - {tenant: acme, call: [shop.test], request: https://shop.test/public/x, verdict: deny, reason: path_not_allowed, rule: "tenants.acme.network.allow[0]"}
+  - {tenant: acme, call: [shop.test], request: https://shop.test/public/a/x, verdict: deny, reason: path_not_allowed}
+  - {tenant: nobody, call: [shop.test], request: https://shop.test/public/x, verdict: allow}
+"""
+    )  # fmt: skip
+    result = run("test", cases)
+    assert result.exit_code == 1
+    assert "FAILED cases[2] acme, shop.test: GET https://shop.test/public/a/x" in result.stdout
+    assert "the policy `shop` has no tenant `nobody`" in result.stdout
+    assert "2 of 4 cases hold" in result.stdout

@@ -673,6 +673,9 @@ def test_the_json_schema_has_every_key_and_offers_no_null() -> None:
         "attempts",
         "calls",
         "audit",
+        "code_exec",
+        "service",
+        "tenants",
     }
     assert set(schema["$defs"]["NetworkSection"]["properties"]) == {
         "modes", "allow", "deny", "ports", "hosts", "private_addresses", "inspect", "registries", "upstream",

@@ -38,6 +38,14 @@ def state_dir(environment: Mapping[str, str] | None = None) -> Path:
     return Path(home) / ".local" / "state" / "sluicegate"
 
 
+def default_socket(environment: Mapping[str, str] | None = None) -> Path:
+    """Where the service listens, and its clients look, when they are told nothing else. Raises `InvalidSettings`."""
+    environment = os.environ if environment is None else environment
+    runtime = environment.get("XDG_RUNTIME_DIR", "")
+    base = Path(runtime) / "sluicegate" if runtime.startswith("/") else state_dir(environment) / "run"
+    return base / "sluicegate.sock"
+
+
 def audit_path(configured: str | None = None, directory: Path | None = None) -> Path:
     """The audit log: a policy's `audit.path`, which is relative to the state directory, or its default there.
 

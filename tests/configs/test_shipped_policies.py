@@ -16,6 +16,7 @@ POLICIES = sorted(path for path in shipped_policies().glob("*.yaml") if not path
 MODES = {
     "default": {Mode.BLOCK_ALL, Mode.REGISTRY_DEFAULT},
     "research": {Mode.BLOCK_ALL, Mode.REGISTRY_DEFAULT, Mode.NAMED},
+    "tenants": {Mode.BLOCK_ALL, Mode.REGISTRY_DEFAULT, Mode.NAMED},
     "open": {Mode.BLOCK_ALL, Mode.REGISTRY_DEFAULT, Mode.NAMED, Mode.UNRESTRICTED},
 }
 
@@ -33,6 +34,13 @@ def test_a_shipped_policy_bears_its_name_and_surprises_nobody(path: Path) -> Non
     assert parse_policy(to_yaml(loaded.policy)).digest == loaded.digest
 
 
+def test_the_shipped_tenants_have_tokens_that_nobody_has() -> None:
+    """Their hashes are numbers that nobody knows a text for."""
+    tenants = load_policy(shipped_policies() / "tenants.yaml").policy.tenants
+    hashes = [token.sha256 for tenant in tenants for token in tenant.tokens]
+    assert hashes == [f"{number:064x}" for number in range(1, len(hashes) + 1)]
+
+
 @pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)
 def test_the_cases_beside_a_shipped_policy_hold(path: Path) -> None:
     cases_path = path.with_name(f"{path.stem}.cases.yaml")
@@ -48,5 +56,9 @@ def test_the_cases_reach_every_mode_that_the_policy_lists_and_every_denied_rule(
     loaded = load_policy(path)
     assert {case.call.mode for case in cases} >= set(Mode)
     named = {case.rule for case in cases}
-    assert {f"network.deny[{place}]" for place in range(len(loaded.policy.network.deny))} <= named
+    denied = {f"network.deny[{place}]" for place in range(len(loaded.policy.network.deny))}
+    for tenant in loaded.policy.tenants:
+        denied |= {f"tenants.{tenant.name}.network.deny[{place}]" for place in range(len(tenant.network.deny))}
+        assert {case.call.mode for case in cases if case.tenant == tenant.name} == set(Mode)
+    assert denied <= named
     assert {"allow", "deny"} <= {case.verdict for case in cases}

@@ -13,14 +13,16 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from proxy.control import AttemptEnd, AttemptStart, NetworkCounts, Proxy, ProxyUnavailable
 from proxy.network import Grant
 from sandbox.contract import MAX_STDERR_CHARS, MAX_STDOUT_CHARS, Cause, Evidence, FullDisk, Status
 from sandbox.isolation.client import Ending, FullFilesystem, IsolationUnavailable, KillReason, Launcher, Sandbox
-from sandbox.isolation.plan import MIB, LaunchPlan
+from sandbox.isolation.plan import MIB, WORKSPACE, LaunchPlan, Workdir
 from sandbox.isolation.pool import WarmPool
 from sandbox.output import Collected, Collector
+from sandbox.quota import Excess, watch
 
 type Sink = Callable[[bytes], None]
 
@@ -47,7 +49,10 @@ _DRAIN_SECONDS = 1.0  # what a pipe holds takes microseconds
 
 @dataclass(frozen=True, slots=True)
 class AttemptSpec:
-    """What to run, under what, for how long. `max_output_bytes` is of both streams together."""
+    """What to run, under what, for how long. `max_output_bytes` is of both streams together.
+
+    `workdir` is the directory that it is run in; without one it is an empty one of the attempt's own.
+    """
 
     plan: LaunchPlan
     grant: Grant
@@ -56,6 +61,7 @@ class AttemptSpec:
     domains: tuple[str, ...] | None
     wall_seconds: float
     max_output_bytes: int
+    workdir: Workdir | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,9 @@ class Attempt:
         self._spec = spec
         self._started = time.time()
         self._cancelled = asyncio.Event()
+        self._excess: Excess | None = None
+        self._proxy: Proxy | None = None
+        self.amendments: list[Grant | None] = []
         self.begun = False
         self._collector = Collector(
             max_stdout_chars, MAX_STDERR_CHARS, max_bytes=spec.max_output_bytes, stdout_sink=stdout_sink,
@@ -96,13 +105,31 @@ class Attempt:
         """End the code now, at whatever stage; the outcome says so, and has what was written until then."""
         self._cancelled.set()
 
+    async def amend(self, grant: Grant | None) -> None:
+        """From now on it may do no more than `grant` allows beside its own; None: nothing. Ends it if that fails."""
+        self.amendments.append(grant)
+        await self._tell_amendments()
+
+    async def _tell_amendments(self) -> None:
+        if self._proxy is None:
+            return  # it has no network yet, and is told before it has
+        try:
+            for grant in self.amendments:
+                await self._proxy.amend(self._spec.grant.attempt_id, grant)
+        except ProxyUnavailable:
+            self.cancel()
+
+    def output(self) -> Collected:
+        """What it has written so far."""
+        return self._collector.finish()
+
     def outcome(
         self, verdict: Verdict, memory_method: str | None = None, ending: Ending | None = None,
         network: NetworkCounts | None = None,
     ) -> AttemptOutcome:  # fmt: skip
         """What is known now, under a verdict."""
         output = self._collector.finish()
-        evidence = _evidence(self._spec, ending or Ending(), output.bytes)
+        evidence = _evidence(self._spec, ending or Ending(), output.bytes, self._excess)
         return AttemptOutcome(
             self._spec.grant.attempt_id, self._started, time.time(), verdict, output, evidence, memory_method,
             network or NetworkCounts(), self.begun,
@@ -117,9 +144,13 @@ class Attempt:
         collecting: asyncio.Task[None] | None = None
         attaching = False
         try:
-            sandbox = await pool.launch(spec.plan, code=spec.code)
+            sandbox = await pool.launch(spec.plan, code=spec.code, workdir=spec.workdir)
+            if spec.workdir is not None:
+                await sandbox.attach(spec.workdir)
             attaching = True  # from here on the proxy may have it, whether or not its answer is waited for
             await proxy.attach(spec.grant, sandbox.listeners, AttemptStart(spec.language, spec.domains))
+            self._proxy = proxy
+            await self._tell_amendments()
             sandbox.close_listeners()
             collecting = asyncio.create_task(self._collector.collect(sandbox.stdout, sandbox.stderr))
             self.begun = True  # as far as anyone can tell until its ending is known
@@ -133,7 +164,7 @@ class Attempt:
                 collecting.result()
             if launcher.lost.is_set() and ending.failure is not None:
                 raise IsolationUnavailable(ending.failure)
-            verdict = classify(ending, spec)
+            verdict = classify(ending, spec, self._excess)
         except IsolationUnavailable as error:
             verdict = _failed("launcher_lost" if launcher.lost.is_set() else "isolation_failed", error)
         except ProxyUnavailable as error:
@@ -157,13 +188,18 @@ class Attempt:
         A launcher that does not end a sandbox when told to is ended itself, which ends all of its sandboxes.
         """
         ended = asyncio.create_task(sandbox.ended())
-        reasons = {
+        reasons: dict[asyncio.Task[Any], KillReason] = {
             asyncio.create_task(proxy.lost.wait()): KillReason.PROXY_LOST,
             asyncio.create_task(self._cancelled.wait()): KillReason.CANCELLED,
             asyncio.create_task(self._collector.flooded.wait()): KillReason.OUTPUT,
         }
+        watching = None if self._spec.workdir is None else asyncio.create_task(watch(self._spec.workdir))
+        if watching is not None:
+            reasons[watching] = KillReason.DISK
         try:
             await asyncio.wait({ended, *reasons}, timeout=self._spec.wall_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if watching is not None and watching.done():
+                self._excess = _excess_of(watching)
             if not ended.done():
                 await sandbox.kill(next((why for task, why in reasons.items() if task.done()), KillReason.TIMEOUT))
                 await asyncio.wait({ended}, timeout=_KILL_SECONDS)
@@ -175,11 +211,21 @@ class Attempt:
                 task.cancel()
 
 
+def _excess_of(watching: asyncio.Task[Excess]) -> Excess:
+    try:
+        return watching.result()
+    except OSError as error:
+        raise IsolationUnavailable(f"the working directory could not be watched: {error.strerror}") from error
+
+
 def _failed(code: str, error: Exception) -> Verdict:
     return Verdict(Status.ERROR, Cause.INFRASTRUCTURE, str(error), code=code)
 
 
-def _evidence(spec: AttemptSpec, ending: Ending, output_bytes: int) -> Evidence:
+def _evidence(spec: AttemptSpec, ending: Ending, output_bytes: int, excess: Excess | None) -> Evidence:
+    full = [_full_disk(full) for full in ending.full_filesystems]
+    if excess is not None:
+        full.append(FullDisk(path=WORKSPACE, exhausted=excess.exhausted, limit=excess.limit))
     return Evidence(
         wall_limit_seconds=spec.wall_seconds,
         memory_limit_bytes=spec.plan.memory_bytes,
@@ -188,7 +234,7 @@ def _evidence(spec: AttemptSpec, ending: Ending, output_bytes: int) -> Evidence:
         cpu_seconds=ending.cpu_seconds,
         process_limit=ending.pids_limit,
         process_limit_hits=ending.pids_limit_hits,
-        full_disks=[_full_disk(full) for full in ending.full_filesystems],
+        full_disks=full,
         output_bytes=output_bytes,
         output_limit_bytes=spec.max_output_bytes,
     )
@@ -199,7 +245,7 @@ def _full_disk(full: FullFilesystem) -> FullDisk:
     return FullDisk(path=full.target, exhausted=full.exhausted, limit=limit)
 
 
-def classify(ending: Ending, spec: AttemptSpec) -> Verdict:
+def classify(ending: Ending, spec: AttemptSpec, excess: Excess | None = None) -> Verdict:
     """The verdict that the evidence proves: our own kill first, then the kernel's counters, then the wait status."""
     memory = f"more than {spec.plan.memory_bytes // MIB} MiB of memory; a call may ask for more with `memory_mib`"
     match ending.killed_by_us:
@@ -211,6 +257,9 @@ def classify(ending: Ending, spec: AttemptSpec) -> Verdict:
         case KillReason.OUTPUT:
             text = f"the program wrote more than {spec.max_output_bytes // MIB} MiB of output, and was ended"
             return Verdict(Status.KILLED, Cause.OUTPUT_FLOOD, text)
+        case KillReason.DISK:
+            text = excess.text if excess is not None else "the working directory is full"
+            return Verdict(Status.KILLED, Cause.DISK, f"{text}, and the program was ended")
         case KillReason.PROXY_LOST:
             text = "the proxy was lost while the code ran"
             return Verdict(Status.ERROR, Cause.INFRASTRUCTURE, text, code="proxy_lost")

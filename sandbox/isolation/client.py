@@ -20,13 +20,15 @@ from typing import Literal, cast
 
 from proxy import channel, memory_file
 from proxy.channel import Channel, ChannelClosed, Message
-from sandbox.isolation import cgroups
-from sandbox.isolation.plan import PACKAGES, LaunchPlan, without_call
+from sandbox.isolation import cgroups, trees
+from sandbox.isolation.plan import PACKAGES, LaunchPlan, Workdir, without_call
+from sandbox.isolation.trees import Trees
 
 _START_TIMEOUT_SECONDS = 20.0
 _LAUNCH_TIMEOUT_SECONDS = 30.0
 _STOP_TIMEOUT_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
+_WORKDIR_HOME = "/tmp"  # noqa: S108 - inside the sandbox: what programs keep in their home is not for the directory
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from sandbox.isolation.launcher import main; main(int(sys.argv[2]), int(sys.argv[3]))"
@@ -43,6 +45,7 @@ class KillReason(StrEnum):
     PROXY_LOST = "proxy_lost"
     CANCELLED = "cancelled"
     OUTPUT = "output"  # more than what may be read of one program
+    DISK = "disk"  # more in its working directory than may be there
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +154,32 @@ class Sandbox:
         """Whether it has not ended, as far as is known here."""
         return not self._ended.done()
 
-    def load(self, plan: LaunchPlan, code: bytes) -> None:
-        """Give it what it will run, once: the code, and what of the plan is the call's own."""
+    def load(self, plan: LaunchPlan, code: bytes, workdir: Workdir | None = None) -> None:
+        """Give it what it will run, once: the code, where, and what of the plan is the call's own."""
         packages = PACKAGES if plan.packages is not None else None
-        call = (plan.main, code, plan.arguments, dict(plan.call_environment), packages)
+        main, environment, place = plan.main, dict(plan.call_environment), None
+        if workdir is not None:
+            status = os.fstat(workdir.directory_fd)
+            main, place = workdir.main, (workdir.inside, status.st_dev, status.st_ino)
+            environment["HOME"] = _WORKDIR_HOME
+        call = (main, code, plan.arguments, environment, packages, place)
         data = marshal.dumps(call, 4)  # known to 3.4 and later
         with open(self._payload, "wb") as file:
             self._payload = -1
             file.write(data)
             file.flush()
             memory_file.seal(file.fileno())
+
+    async def attach(self, workdir: Workdir) -> None:
+        """Put a directory at `/workspace`, before the release. Raises `IsolationUnavailable`.
+
+        Where the launcher cannot put it there, the sandbox ends, and its ending says why.
+        """
+        mount, detached = await self._launcher._open_tree(workdir)
+        try:
+            await self._launcher._send({"op": "attach", "id": self._number, "detached": detached}, [mount])
+        finally:
+            os.close(mount)
 
     async def release(self) -> None:
         """Start what was loaded. Raises `IsolationUnavailable` if the launcher is lost."""
@@ -228,6 +247,7 @@ class Launcher:
         self._leftovers = cast("list[str]", started["leftovers"])
         self._sandboxes: dict[int, Sandbox] = {}
         self._numbers = 0
+        self._trees = Trees(*cast("list[int]", started["user"])) if os.geteuid() == 0 else None
         self.memory_method = cast(str, started["memory_method"])
         self.lost = asyncio.Event()
         self._listening = asyncio.create_task(self._listen())
@@ -268,10 +288,10 @@ class Launcher:
             raise
         return cls(process, connection, answer)
 
-    async def launch(self, plan: LaunchPlan, *, code: bytes) -> Sandbox:
+    async def launch(self, plan: LaunchPlan, *, code: bytes, workdir: Workdir | None = None) -> Sandbox:
         """Prepare a sandbox and load it with `code`. Raises `IsolationUnavailable`."""
         sandbox = await self.prepare(plan)
-        sandbox.load(plan, code)
+        sandbox.load(plan, code, workdir)
         return sandbox
 
     async def prepare(self, plan: LaunchPlan) -> Sandbox:
@@ -314,6 +334,21 @@ class Launcher:
         await asyncio.to_thread(self._wait_or_kill)
         self._forget(Ending(killed_by_us=KillReason.CANCELLED))
 
+    async def _open_tree(self, workdir: Workdir) -> tuple[int, bool]:
+        """What the launcher needs to show a directory: a mount, where it was started as root, else the directory."""
+        if self._trees is None:
+            return os.dup(workdir.root_fd), False
+        status = os.fstat(workdir.root_fd)
+        owner = (status.st_uid, status.st_gid)
+        try:
+            if not self._trees.has_map(owner):
+                await asyncio.shield(asyncio.to_thread(self._trees.make_map, owner))
+            return self._trees.detach(workdir.root_fd), True
+        except OSError as error:
+            remedy = trees.remedy(error)
+            text = f"`{workdir.root}` could not be made the working directory of a sandbox: {error.strerror}"
+            raise IsolationUnavailable(f"{text}\nhint: {remedy}" if remedy else text) from error
+
     def _wait_or_kill(self) -> None:
         try:
             self._process.wait(_STOP_TIMEOUT_SECONDS)
@@ -323,6 +358,8 @@ class Launcher:
 
     def _forget(self, ending: Ending) -> None:
         self.lost.set()
+        if self._trees is not None:
+            self._trees.close()
         for sandbox in list(self._sandboxes.values()):
             sandbox._on_ended(ending)
         self._sandboxes.clear()

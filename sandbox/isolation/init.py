@@ -7,7 +7,8 @@ number of a descriptor, and for a language other than Python `-- NAME=VALUE... -
              status, CPU seconds and peak bytes
     CONTROL  from the launcher: `P` when every limit holds, and a runtime may be started, to wait at its gate;
              `R` releases the program; end of file means the launcher has gone
-    PAYLOAD  what to run: marshalled (main file, code, arguments, environment, path to append or None)
+    PAYLOAD  what to run: marshalled (main file, code, arguments, environment, path to append or None, place or None);
+             the place is the working directory with its device and inode, where that is not the one at the start
     STDOUT, STDERR  the program's output
     ENTRANCE  `tasks` of the control groups that pid 1 enters
 
@@ -31,6 +32,10 @@ import gc
 import marshal
 import posix
 import sys
+
+TYPE_CHECKING = False  # as `typing` has it, which would take too long
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _PR_SET_DUMPABLE = 4
 _FIRST_FREE_FD = 3
@@ -157,6 +162,35 @@ def reap(program: int, status: int) -> None:
     posix._exit(0)
 
 
+def enter(directory: str, device: int, inode: int) -> None:
+    """Make the working directory of the call the current one: that which was looked at on the host, and no other."""
+    try:
+        posix.chdir(directory)
+        found = posix.stat(".")
+    except OSError as error:
+        give_up(f"the working directory `{directory}` could not be entered: {error.strerror}")
+    if (found.st_dev, found.st_ino) != (device, inode):
+        give_up(f"the working directory `{directory}` was replaced while the call started")
+
+
+def write_main(file: str, code: bytes) -> None:
+    """Into the current directory, where there must be none of that name."""
+    try:
+        main = posix.open(
+            file.rpartition("/")[2], posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o644
+        )
+        write_all(main, code)
+    except OSError as error:
+        give_up(f"the code could not be written to `{file}`: {error.strerror}")
+    posix.close(main)
+
+
+def give_up(message: str) -> NoReturn:
+    """Say why where the launcher reads it, and end."""
+    write_all(2, message.encode(errors="surrogateescape"))
+    posix._exit(1)
+
+
 class Runtime:
     """A runtime other than Python, started ahead of its call. See `gate.cjs` for what it says and hears."""
 
@@ -182,8 +216,7 @@ class Runtime:
         """Wait until it stands at its gate. If it cannot, say so where the launcher reads it, and end."""
         if posix.read(self._up, 1) != b"U":
             _, status = posix.waitpid(self.pid, 0)
-            write_all(2, b"`%s` did not start (wait status %d)\n" % (self._name.encode(), status))
-            posix._exit(1)
+            give_up(f"`{self._name}` did not start (wait status {status})")
         posix.close(self._up)
 
     def open_gate(self, main: str, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
@@ -230,10 +263,10 @@ def start() -> None:
     hear(control, b"R")
     # Only now is there something to run: a sandbox may have waited for its call.
     size = posix.fstat(payload).st_size
-    file, code, arguments, environment, packages = marshal.loads(posix.pread(payload, size, 0))  # noqa: S302 - ours
-    main = posix.open(file, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o644)
-    write_all(main, code)
-    posix.close(main)
+    file, code, arguments, environment, packages, place = marshal.loads(posix.pread(payload, size, 0))  # noqa: S302 - ours
+    if place is not None:
+        enter(*place)
+    write_main(file, code)
     if runtime is not None:
         runtime.require_up()
     set_dumpable(0)  # only now: until the release, the launcher opens this process's namespaces

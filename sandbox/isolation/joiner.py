@@ -55,7 +55,7 @@ def run(sock: socket.socket, namespaces: Namespaces, pid: int, group: Group, tmp
     """The helper's whole life. It sends `listeners`, then waits to hear that pid 1 is up, then sends `ready`."""
     status = 1
     try:
-        _keep_only(sock.fileno(), namespaces.user, namespaces.network, namespaces.mount)
+        keep_only(sock.fileno(), namespaces.user, namespaces.network, namespaces.mount)
         _prepare(sock, namespaces, pid, group, tmpfs)
         status = 0
     except channel.ChannelClosed:
@@ -89,7 +89,7 @@ def _prepare(sock: socket.socket, namespaces: Namespaces, pid: int, group: Group
     channel.send(sock, {"step": "ready"}, watched)
 
 
-def _keep_only(*needed: int) -> None:
+def keep_only(*needed: int) -> None:
     """Close what the launcher has open for other sandboxes: of none may anything last longer for this process."""
     lowest = _FIRST_FREE_FD
     for fd in sorted(needed):

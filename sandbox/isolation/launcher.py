@@ -15,10 +15,12 @@ Pipes of a sandbox.
                                    closed without it, pid 1 exits
     payload, stdout, stderr        from the executor to pid 1, through here
     helper    helper ↔ launcher    listeners; readiness
+    attaching helper → launcher    the working directory of a call is in its place, or why not (`attaching.py`)
 
 Order. bwrap starts; `info` names pid 1; the helper joins, opens the listeners, admits pid 1 to its memory group; the
-listeners go to the executor (`prepared`) while pid 1's interpreter still starts. The executor's `release` takes effect
-when pid 1 is up and the helper is done.
+listeners go to the executor (`prepared`) while pid 1's interpreter still starts. A directory that the executor gives
+with `attach` is put at `/workspace`, by another helper, when pid 1 is up and the first helper is done; after that the
+executor's `release` takes effect.
 
 Who kills whom. Only a pid 1 is ever killed, by pidfd: the kernel then ends its namespace, and bwrap follows. If the
 launcher dies, the kernel kills each bwrap (`--die-with-parent`) and that its pid 1; a pid 1 not yet released exits at
@@ -100,11 +102,18 @@ class Launcher:
             finally:
                 for fd in fds:
                     os.close(fd)
-        elif number in self._supervised:  # else it has ended meanwhile
-            if message["op"] == "release":
-                self._supervised[number].release()
-            else:
-                self._supervised[number].kill(cast(str, message["reason"]))
+        elif number in self._supervised:  # else it has ended meanwhile: see below
+            supervision = self._supervised[number]
+            match message["op"]:
+                case "attach":
+                    supervision.attach(fds[0], detached=cast(bool, message["detached"]))
+                case "release":
+                    supervision.release()
+                case "kill":
+                    supervision.kill(cast(str, message["reason"]))
+        else:
+            for fd in fds:
+                os.close(fd)
 
 
 def main(fd: int, parent: int) -> None:
@@ -122,7 +131,12 @@ def main(fd: int, parent: int) -> None:
         sys.exit(1)
     channel.send(
         sock,
-        {"op": "started", "memory_method": confinement.accounting.method, "leftovers": confinement.leftovers},
+        {
+            "op": "started",
+            "memory_method": confinement.accounting.method,
+            "leftovers": confinement.leftovers,
+            "user": [os.geteuid(), os.getegid()],
+        },
     )
     Launcher(sock, confinement).serve()
     confinement.clean_up()

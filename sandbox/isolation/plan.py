@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import cast
 
 WORKSPACE = "/workspace"
@@ -93,6 +94,34 @@ class LaunchPlan:
 
     def as_message(self) -> dict[str, object]:
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Workdir:
+    """A directory of the host's that one call has writable at `/workspace`, and where in it its code is run.
+
+    `directory` is below it, empty for itself; the code is written there to `script`, a name without a slash. The two
+    descriptors are of `root` and of `directory`; whoever made the value keeps them open for as long as it is used.
+    `root` itself is for messages. `max_bytes` and `max_files` bound what the tree may hold; None is no limit.
+    """
+
+    root: Path
+    directory: str
+    script: str
+    root_fd: int
+    directory_fd: int
+    max_bytes: int | None = None
+    max_files: int | None = None
+
+    @property
+    def inside(self) -> str:
+        """`directory`, as the code sees it."""
+        return f"{WORKSPACE}/{self.directory}" if self.directory else WORKSPACE
+
+    @property
+    def main(self) -> str:
+        """The script, as the code sees it."""
+        return f"{self.inside}/{self.script}"
 
 
 def without_call(plan: LaunchPlan) -> LaunchPlan:

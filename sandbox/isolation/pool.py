@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandbox.isolation.client import IsolationUnavailable, Launcher, Sandbox
-from sandbox.isolation.plan import LaunchPlan, without_call
+from sandbox.isolation.plan import LaunchPlan, Workdir, without_call
 
 MAX_PLANS = 4  # two languages, each with two memory limits
 
@@ -45,18 +45,21 @@ class WarmPool:
         """All that wait now."""
         return tuple(sandbox for shelf in self._shelves for sandbox in shelf.waiting)
 
-    async def launch(self, plan: LaunchPlan, *, code: bytes) -> Sandbox:
-        """A sandbox loaded with `code`: one that waits, else a new one. Raises `IsolationUnavailable`."""
+    async def launch(self, plan: LaunchPlan, *, code: bytes, workdir: Workdir | None = None) -> Sandbox:
+        """A sandbox loaded with `code`: one that waits, else a new one. Raises `IsolationUnavailable`.
+
+        With a `workdir`, it is what the sandbox is to be given with `attach`.
+        """
         shelf = self._shelf(without_call(plan))
         while shelf.waiting:
             sandbox = shelf.waiting.popleft()
             if sandbox.alive:
                 self._refill(shelf)
-                sandbox.load(plan, code)
+                sandbox.load(plan, code, workdir)
                 return sandbox
             self._start(sandbox.close())
         self._refill(shelf)
-        return await self.launcher.launch(plan, code=code)
+        return await self.launcher.launch(plan, code=code, workdir=workdir)
 
     async def close(self) -> None:
         """End what waits, and what is being prepared."""

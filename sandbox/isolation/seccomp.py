@@ -13,7 +13,9 @@ can only make deny more. libseccomp takes one compare per argument and rule, hen
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import stat
 from collections.abc import Iterable
 
 import pyseccomp
@@ -38,7 +40,7 @@ _EPERM = (
 ).split()
 
 # Programs probe for these and have a way without them, if the kernel seems not to know them.
-_ENOSYS = "clone3 io_uring_setup io_uring_enter io_uring_register memfd_secret".split()
+_ENOSYS = "clone3 io_uring_setup io_uring_enter io_uring_register memfd_secret openat2".split()
 
 # Memory that neither RSS nor the size of a file system shows. Semaphores stay: they hold next to none.
 _UNSEEN_MEMORY = "memfd_create shmget shmat shmctl msgget msgsnd".split()
@@ -57,6 +59,18 @@ _PROTOCOLS = (0, socket.IPPROTO_TCP, socket.IPPROTO_UDP, _IPPROTO_MPTCP)
 _SOCKET_TYPE_MASK = 0xF
 _DENIED_TYPES = (socket.SOCK_RAW, 6, 10)  # SOCK_DCCP; SOCK_PACKET, by which AF_INET becomes AF_PACKET
 _NETLINK_ROUTE = 0
+
+# A file with these bits could be run by somebody on the host, where a working directory is. Which argument is the mode,
+# and, of calls that look at it only when they make a file, which are the flags. openat2 has both behind a pointer.
+_SET_ID_BITS = (stat.S_ISUID, stat.S_ISGID)
+_MODES = {
+    "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mkdir": 1, "mkdirat": 2, "mknod": 1,
+    "mknodat": 2,
+}  # fmt: skip
+_NUMBERS = {"fchmodat2": 452}  # on every architecture; libseccomp has the name since 2.5.5 only
+_MODES_OF_NEW = {"open": (1, 2), "openat": (2, 3)}
+_TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY
+_MAKING = (os.O_CREAT, _TMPFILE)
 
 _TIOCSTI = 0x5412  # types into the terminal
 _TIOCLINUX = 0x541C  # pastes into it
@@ -93,6 +107,8 @@ def _build(*, deny_unseen_memory: bool) -> pyseccomp.SyscallFilter:
     def deny(action: int, name: str, *compares: pyseccomp.Arg) -> None:
         number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
         assert isinstance(number, int)
+        if number < 0:
+            number = _NUMBERS.get(name, number)
         if number >= 0:  # negative: this architecture, or this libseccomp, has no such call
             seccomp.add_rule(action, number, *compares)
 
@@ -119,6 +135,13 @@ def _build(*, deny_unseen_memory: bool) -> pyseccomp.SyscallFilter:
     for name, who_process in (("setpriority", _PRIO_PROCESS), ("ioprio_set", _IOPRIO_WHO_PROCESS)):
         deny(eperm, name, pyseccomp.Arg(0, pyseccomp.NE, who_process))  # of a group or a user, which pid 1 is in
         deny(eperm, name, masked(1, _LOW, _PID_1))
+
+    for bit in _SET_ID_BITS:
+        for name, mode in _MODES.items():
+            deny(eperm, name, masked(mode, bit, bit))
+        for name, (flags, mode) in _MODES_OF_NEW.items():
+            for making in _MAKING:
+                deny(eperm, name, masked(flags, making, making), masked(mode, bit, bit))
 
     for request in (_TIOCSTI, _TIOCLINUX):
         deny(eperm, "ioctl", masked(1, _LOW, request))

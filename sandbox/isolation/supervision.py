@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from proxy import channel, memory_file
 from sandbox.isolation import joiner, syscalls
+from sandbox.isolation.attaching import Attachment
 from sandbox.isolation.confine import Confinement
 from sandbox.isolation.filesystems import Filesystems
 from sandbox.isolation.memory import Evidence, Group
@@ -65,6 +66,7 @@ class Supervision:
         self._up = self._ready = self._release = self._released = self._started = False
         self._kill_reason: str | None = None
         self._report: bytes = b""
+        self._attachment: Attachment | None = None
         self._filesystems = Filesystems()
         self._pids_limit: int | None = None
         self._error = b""
@@ -258,13 +260,43 @@ class Supervision:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._control, word)
 
+    def attach(self, directory: int, *, detached: bool) -> None:
+        """Put a directory at `/workspace` before the program starts. It takes the descriptor over."""
+        self._attachment = Attachment(directory, detached=detached)
+        self._guarded(self._go)
+
+    def _on_attached(self) -> None:
+        assert self._attachment is not None
+        self._poller.remove(self._attaching_fd)
+        try:
+            self._attachment.finish()
+        except OSError as error:
+            self._fail(f"the working directory could not be put into the sandbox: {error}")
+            return
+        self._go()
+
+    def _drop_attachment(self) -> None:
+        if self._attachment is not None:
+            if self._attachment.started and not self._attachment.done:
+                self._poller.remove(self._attaching_fd)
+            self._attachment.close()
+
     def release(self) -> None:
         """Start the program, as soon as all is ready for it."""
         self._release = True
         self._guarded(self._go)
 
     def _go(self) -> None:
-        if not (self._release and self._up and self._ready) or self._released:
+        if not (self._up and self._ready) or self._released or self._pid1_ended:
+            return
+        if self._attachment is not None and not self._attachment.done:
+            if not self._attachment.started:
+                assert self._pid1 is not None
+                assert self._pid1_fd is not None
+                self._attaching_fd = self._attachment.start(self._pid1, self._pid1_fd)
+                self._watch(self._attaching_fd, self._on_attached)
+            return
+        if not self._release:
             return
         self._released = True
         self._tell_pid1(b"R")
@@ -358,7 +390,7 @@ class Supervision:
     def _maybe_finish(self) -> None:
         if not self._bwrap_ended or not (self._pid1_ended or self._pid1_fd is None):
             return
-        for step in (self._on_status, self._on_error, self._drop_helper):
+        for step in (self._on_status, self._on_error, self._drop_helper, self._drop_attachment):
             self._guarded(step)  # each, whatever became of the one before: the executor waits for this ending
         self._filesystems.close()
         self._poller.cancel(self)
@@ -378,6 +410,7 @@ class Supervision:
         if not self._group.remove() and time.monotonic() < self._give_up_at:
             self._call_after(_REMOVAL_TICK_SECONDS, self._remove)
             return
+        self._drop_attachment()  # one may have come since the end
         self._finished(self._number, self._ending())
 
     def _ending(self) -> channel.Message:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -20,10 +21,25 @@ MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 MNT_DETACH = 2
 P_PIDFD = 3  # of waitid(2)
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_IDMAP = 0x10_0000
+RESOLVE_NO_XDEV = 0x1
+RESOLVE_NO_MAGICLINKS = 0x2
+RESOLVE_NO_SYMLINKS = 0x4
+RESOLVE_BENEATH = 0x8
 
 _CLOSE_RANGE = 436  # on every architecture; the C library has it since glibc 2.34 only
 _PIDFD_SEND_SIGNAL = 424  # on every architecture, as is the next
 _PIDFD_OPEN = 434
+_OPEN_TREE = 428  # on every architecture, as are the next
+_MOVE_MOUNT = 429
+_OPENAT2 = 437
+_MOUNT_SETATTR = 442
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 0x4
+_AT_FDCWD = -100
+_AT_EMPTY_PATH = 0x1000
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 
@@ -52,6 +68,50 @@ def unmount_lazily(target: str) -> None:
 
 def pivot_root(new_root: str, put_old: str) -> None:
     _check(_libc.pivot_root(new_root.encode(), put_old.encode()), f"pivot_root to `{new_root}`")
+
+
+def clone_mount(directory: int) -> int:
+    """A mount of this directory alone, that is nowhere yet; it goes with its descriptor, which is close-on-exec.
+
+    What is mounted below the directory is not in it. Raises `OSError`: EINVAL where the directory is in another mount
+    namespace, or something is mounted below it that this process may not uncover.
+    """
+    flags = _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC
+    mount_: int = _libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(directory), b"", ctypes.c_uint(flags))
+    _check(mount_, "open_tree")
+    return mount_
+
+
+def set_mount_attributes(mount_: int, attributes: int, *, propagation: int = 0, user_namespace: int = -1) -> None:
+    """mount_setattr(2) on a mount that is nowhere yet; `user_namespace` is the mapping of `MOUNT_ATTR_IDMAP`.
+
+    Raises `OSError`.
+    """
+    value = struct.pack("=QQQQ", attributes, 0, propagation, max(0, user_namespace))
+    result = _libc.syscall(
+        ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(mount_), b"", ctypes.c_uint(_AT_EMPTY_PATH), value,
+        ctypes.c_size_t(len(value)),
+    )  # fmt: skip
+    _check(result, "mount_setattr")
+
+
+def attach_mount(mount_: int, target: str) -> None:
+    """Put a mount that is nowhere yet over `target`. Raises `OSError`."""
+    result = _libc.syscall(
+        ctypes.c_long(_MOVE_MOUNT), ctypes.c_int(mount_), b"", ctypes.c_int(_AT_FDCWD), target.encode(),
+        ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH),
+    )  # fmt: skip
+    _check(result, f"move_mount to `{target}`")
+
+
+def open_resolved(directory: int, path: str, flags: int, resolve: int) -> int:
+    """openat2(2), close-on-exec. `path` may not have a NUL character. Raises `OSError`: EXDEV for a way out."""
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, resolve)
+    descriptor: int = _libc.syscall(
+        ctypes.c_long(_OPENAT2), ctypes.c_int(directory), os.fsencode(path), how, ctypes.c_size_t(len(how))
+    )
+    _check(descriptor, f"open `{path}`")
+    return descriptor
 
 
 def close_range(first: int, last: int) -> None:

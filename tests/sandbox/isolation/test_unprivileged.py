@@ -20,7 +20,17 @@ def test_the_other_tests_of_isolation_pass_for_an_ordinary_user() -> None:
     """The same tests, in a process of an unprivileged uid."""
     files = [
         HERE / f"test_{name}.py"
-        for name in ("confinement", "filesystems", "init", "launcher", "memory", "netns", "probe", "seccomp")
+        for name in (
+            "attaching",
+            "confinement",
+            "filesystems",
+            "init",
+            "launcher",
+            "memory",
+            "netns",
+            "probe",
+            "seccomp",
+        )
     ]
     environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
     with unprivileged_command() as prefix:

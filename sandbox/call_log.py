@@ -1,6 +1,6 @@
-"""Calls in the audit log: what was refused before any attempt, and what was lost with its executor.
+"""Calls in the audit log: what was refused before any attempt, and what was lost with its executor; and new policies.
 
-Owns: those two kinds of line. The proxy writes all others; the log takes lines of several processes.
+Owns: those three kinds of line. The proxy writes all others; the log takes lines of several processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.audit import AuditLog, AuditUnavailable
-from proxy.events import CallEvent, DecisionEvent, Event
+from proxy.events import CallEvent, DecisionEvent, Event, PolicyEvent
 from proxy.network import Verdict
 from sandbox.contract import CodeCall
 from sandbox.ledger import Entry
@@ -28,6 +28,7 @@ async def report_refusal(path: Path, policy: LoadedPolicy, call_id: str, call: C
     event = DecisionEvent(
         time=time.time(),
         call_id=call_id,
+        tenant=policy.tenant,
         attempt_id="",
         layer=LAYER,
         protocol=LAYER,
@@ -49,7 +50,10 @@ async def report_refusal(path: Path, policy: LoadedPolicy, call_id: str, call: C
 async def report_lost(path: Path, lost: Sequence[Entry]) -> None:
     """Write which calls ended with their executor, so that nobody waits for them."""
     events = [
-        CallEvent(time=time.time(), call_id=entry.call_id, what="lost", started_at=entry.started_at) for entry in lost
+        CallEvent(
+            time=time.time(), call_id=entry.call_id, tenant=entry.owner.tenant, what="lost", started_at=entry.started_at
+        )
+        for entry in lost
     ]
     for entry in lost:
         _log.warning("call %s was lost: its executor ended while it ran", entry.call_id)
@@ -57,6 +61,21 @@ async def report_lost(path: Path, lost: Sequence[Entry]) -> None:
         await asyncio.to_thread(_write, path, events)
     except AuditUnavailable as error:
         _log.warning("%d lost calls are not in the audit log: %s", len(lost), error)
+
+
+async def report_policy(path: Path, old: LoadedPolicy, new: LoadedPolicy | None, detail: str = "") -> None:
+    """Write that another policy is in force; with `detail`, why it is not (`new` is None where it is no policy)."""
+    event = PolicyEvent(
+        time=time.time(),
+        what="rejected" if detail else "reloaded",
+        old_digest=old.digest,
+        new_digest=None if new is None else new.digest,
+        detail=detail,
+    )
+    try:
+        await asyncio.to_thread(_write, path, [event])
+    except AuditUnavailable as error:
+        _log.warning("what became of a new policy is not in the audit log: %s", error)
 
 
 def _write(path: Path, events: Sequence[Event]) -> None:

@@ -26,17 +26,17 @@ def parse_call(data: object) -> CodeCall:
         call = CodeCall.model_validate(readable)
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
-            path = ".".join(_step(step) for step in problem["loc"] if step != "[key]") or "call"
+            path = ".".join(path_step(step) for step in problem["loc"] if step != "[key]") or "call"
             if path != "call" or problem["type"] != "value_error":  # else it is about fields together: see below
                 problems.setdefault(path, _said(problem["type"], problem["msg"], problem.get("ctx")))
         problems = dict(_disagreements(readable)) | problems
-        raise _invalid(problems) from error
+        raise invalid_call(problems) from error
     if problems:
-        raise _invalid(problems)
+        raise invalid_call(problems)
     return call
 
 
-def _invalid(problems: Mapping[str, str]) -> InvalidCall:
+def invalid_call(problems: Mapping[str, str]) -> InvalidCall:
     """All of them, but for a call that is nothing else: what is answered must not be larger than what was asked."""
     told = [f"{path}: {text}" for path, text in problems.items()]
     if len(told) > _MAX_PROBLEMS:
@@ -44,7 +44,7 @@ def _invalid(problems: Mapping[str, str]) -> InvalidCall:
     return InvalidCall(told)
 
 
-def _step(step: str | int) -> str:
+def path_step(step: str | int) -> str:
     """One step of a problem's path. It is the caller's text where a key is unknown, so that it may hold anything."""
     text = str(step)[:_MAX_STEP_CHARS]
     return text if text.isprintable() and text.isascii() else ascii(text)[1:-1]
@@ -80,7 +80,7 @@ def _surrogates(data: object) -> Iterator[tuple[str, str]]:
     if not isinstance(data, dict):
         return
     for name, value in cast("dict[object, object]", data).items():
-        path = _step(str(name))
+        path = path_step(str(name))
         if _has_surrogate(name):
             yield path, f"{_NO_CHARACTER}, and it is not a field of a call"
         if isinstance(value, str) and (found := _SURROGATE.search(value)) is not None:
@@ -88,7 +88,7 @@ def _surrogates(data: object) -> Iterator[tuple[str, str]]:
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for key, item in inner:
             if _has_surrogate(key) or _has_surrogate(item):
-                yield f"{path}.{_step(str(key))}", _NO_CHARACTER
+                yield f"{path}.{path_step(str(key))}", _NO_CHARACTER
 
 
 def _disagreements(data: object) -> Iterator[tuple[str, str]]:

@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.control import ProxyUnavailable
 from sandbox import results
 from sandbox.admission import Admission, QueueFull
+from sandbox.answers import Answers
 from sandbox.attempt import Attempt, AttemptSpec
 from sandbox.backend import Backend
 from sandbox.call_log import report_refusal
@@ -34,10 +35,10 @@ from sandbox.contract import Cause, CodeCall, ToolResult
 from sandbox.isolation.client import IsolationUnavailable
 from sandbox.isolation.plan import MIB
 from sandbox.languages import Languages
-from sandbox.ledger import Ledger, LedgerUnavailable, State, request_digest
+from sandbox.ledger import LedgerUnavailable
 from sandbox.narrowing import Refused
 from sandbox.packages.preparation import NotPrepared, SnapshotFailed
-from sandbox.packages.supply import Supply
+from sandbox.packages.supply import Snapshot, Supply
 from sandbox.permits import Permit, Permits, mode_asked
 from sandbox.policy_file import LoadedPolicy
 
@@ -46,17 +47,19 @@ _log = logging.getLogger("sluicegate")
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All that answering calls takes. `running` are the calls that this executor has not answered."""
+    """All that answering calls takes, under the policy of one tenant or of none.
+
+    A call waits for its turn at each of the `admissions`: that of its tenant, and that of all.
+    """
 
     policy: LoadedPolicy
     audit_path: Path
     permits: Permits
-    ledger: Ledger
-    admission: Admission
+    answers: Answers
+    admissions: Sequence[Admission]
     supply: Supply
     backend: Backend
     languages: Languages
-    running: Mapping[str, RunningCall]
 
     async def tell(self, call: CodeCall, running: RunningCall) -> None:
         """From a call to its one answer. Raises what is neither an attempt's fault nor the policy's answer."""
@@ -65,10 +68,13 @@ class Story:
             permit = await self.permits.narrow(call, running.call_id)
         except Refused as refused:
             message = await report_refusal(self.audit_path, self.policy, running.call_id, call, refused)
-            running.answer(results.refused(running.call_id, mode_asked(call), refused, message))
+            await self.answers.give_at_once(
+                running, results.refused(running.call_id, mode_asked(call), refused, message)
+            )
             return
         except SnapshotFailed as error:
-            running.answer(results.failed(running.call_id, mode_asked(call), "snapshot_failed", error))
+            failed = results.failed(running.call_id, mode_asked(call), "snapshot_failed", error)
+            await self.answers.give_at_once(running, failed)
             return
         deadline = arrived + permit.limits.timeout_seconds + self.policy.policy.attempts.margin_seconds
         work = asyncio.create_task(self._see_through(call, running, permit, deadline))
@@ -83,55 +89,47 @@ class Story:
         """The answer of a call: an earlier one, or that of its own attempts, once it is written down."""
         mode = permit.grant.mode
         try:
-            earlier = await running.unless_cancelled(self._earlier_answer(call, running))
+            earlier = await running.unless_cancelled(self.answers.earlier(call, running))
             if earlier is not None:
                 return earlier
             answer = await self._work(call, running, permit, deadline)
             answer = running.given or answer  # the deadline's, if that has passed
-            if not running.may_have_begun:
+            if not running.may_have_begun and running.terms.recording is None:
                 running.answer(answer)  # nothing is kept of it, so that it need not wait for the ledger
-            await self.ledger.end(running.call_id, answer if running.may_have_begun else None)
+            await self.answers.keep(running, answer)
         except LedgerUnavailable as error:
-            await self._close(running)
+            await self.answers.give_up(running)
             if not running.outcomes:
                 return results.failed(running.call_id, mode, "ledger_unavailable", error)
             _log.warning("the answer of %s is not kept for its idempotency key: %s", running.call_id, error)
             return results.conclude(running, mode, None)
         except BaseException:
-            await self._close(running)
+            await self.answers.give_up(running)
             raise
         return answer
 
-    async def _earlier_answer(self, call: CodeCall, running: RunningCall) -> ToolResult | None:
-        """The answer that the call's idempotency key has; None when this call is the first, and is now written down."""
-        looked = False
-        while (earlier := await self.ledger.begin(running.call_id, call)) is not None:
-            if earlier.request != request_digest(call):
-                return results.key_conflict(running.call_id, mode_asked(call), earlier.call_id)
-            if earlier.state is not State.RUNNING:
-                return earlier.result or results.lost(earlier.call_id, mode_asked(call))
-            if earlier.executor != self.ledger.executor:
-                return results.runs_elsewhere(running.call_id, mode_asked(call), earlier.call_id)
-            if (first := self.running.get(earlier.call_id)) is not None:
-                return await first.result()
-            if looked:
-                return results.lost(earlier.call_id, mode_asked(call))  # its end could not be written down
-            looked = True  # else it was answered between the two looks, and the ledger now knows
-        return None
+    async def _refusal(self, running: RunningCall, why: Refused) -> ToolResult:
+        """The answer to what the policy refuses, once it is in the audit log."""
+        message = await report_refusal(self.audit_path, self.policy, running.call_id, running.call, why)
+        return results.refused(running.call_id, mode_asked(running.call), why, message)
 
-    async def _close(self, running: RunningCall) -> None:
-        """What is still open in the ledger is lost, or forgotten where no code can have begun."""
-        with contextlib.suppress(LedgerUnavailable):
-            await self.ledger.lose(running.call_id, begun=running.may_have_begun)
+    @contextlib.asynccontextmanager
+    async def _turn(self, running: RunningCall) -> AsyncIterator[bool]:
+        """Hold a place of the tenant's and one of all, once there are. Raises `QueueFull`."""
+        async with contextlib.AsyncExitStack() as stack:
+            for admission in self.admissions:
+                turn = admission.turn(running.call_id, lambda: running.enter("waiting"))
+                await stack.enter_async_context(turn)
+            running.enter("preparing")
+            yield True
 
     async def _work(self, call: CodeCall, running: RunningCall, permit: Permit, deadline: float) -> ToolResult:
         """Wait for the call's turn, have its packages prepared, and see it through."""
         mode = permit.grant.mode
         async with contextlib.AsyncExitStack() as stack:
             try:
-                if await running.unless_cancelled(stack.enter_async_context(self.admission.turn())):
-                    supplied = self.supply.snapshot(permit.wanted, running.progress)
-                    snapshot = await running.unless_cancelled(stack.enter_async_context(supplied))
+                if await running.unless_cancelled(stack.enter_async_context(self._turn(running))):
+                    snapshot = await self._packages(running, permit, stack)
                     if snapshot is not None:
                         return await self._attempts(call, running, permit, snapshot.tree, deadline)
             except QueueFull as full:
@@ -142,17 +140,32 @@ class Story:
                 return results.failed(running.call_id, mode, "snapshot_failed", error)
         return results.cancelled(running.call_id, mode)
 
+    async def _packages(
+        self, running: RunningCall, permit: Permit, stack: contextlib.AsyncExitStack
+    ) -> Snapshot | None:  # fmt: skip
+        """The call's packages, as the policy has them that is in force when they are there; None when it is over."""
+        while True:
+            supplied = self.supply.snapshot(permit.wanted, running.progress)
+            snapshot = await running.unless_cancelled(stack.enter_async_context(supplied))
+            if snapshot is None or permit.wanted is None or running.revised in (None, permit):
+                return snapshot
+            permit = running.revised
+
     async def _attempts(
         self, call: CodeCall, running: RunningCall, permit: Permit, packages: Path | None, deadline: float
     ) -> ToolResult:
         """Try, and try again where this side failed: each time from nothing, and only what can end in time."""
-        loop, unavailable, limits, grant = asyncio.get_running_loop(), None, permit.limits, permit.grant
+        loop, unavailable, mode = asyncio.get_running_loop(), None, permit.grant.mode
+        accepted = permit.limits.timeout_seconds  # by which its deadline was reckoned
         for number in range(1, self.policy.policy.attempts.max + 1):
-            if running.cancelled.is_set() or loop.time() + limits.timeout_seconds > deadline:
-                break
             try:
                 backend = await running.unless_cancelled(self.backend.ready())
-                if backend is None:
+                if running.withdrawn is not None and not running.outcomes:
+                    return await self._refusal(running, running.withdrawn)
+                permit = running.revised or permit  # whatever comes after this is told to the attempt
+                limits, seconds = permit.limits, min(accepted, permit.limits.timeout_seconds)
+                late = loop.time() + seconds > deadline
+                if backend is None or running.withdrawn is not None or running.cancelled.is_set() or late:
                     break
                 plan = self.languages.plan(
                     call.language, call_id=running.call_id, attempt=number, memory_bytes=limits.memory_bytes,
@@ -163,16 +176,18 @@ class Story:
                 continue
             spec = AttemptSpec(
                 plan=plan,
-                grant=grant.model_copy(update={"attempt_id": f"{running.call_id}.{number}"}),
+                grant=permit.grant.model_copy(update={"attempt_id": f"{running.call_id}.{number}"}),
                 code=call.code.encode(),
                 language=call.language,
                 domains=None if call.domains is None else tuple(call.domains),
-                wall_seconds=limits.timeout_seconds,
+                wall_seconds=seconds,
                 max_output_bytes=limits.output_mib * MIB,
+                workdir=running.workdir,
             )
+            running.enter("running")
             attempt = running.follow(Attempt(spec, running.stdout_sink, running.stderr_sink))
             outcome = await attempt.run(*backend)
             running.add(outcome)
             if outcome.verdict.cause is not Cause.INFRASTRUCTURE:
                 break
-        return results.conclude(running, grant.mode, unavailable)
+        return results.conclude(running, mode, unavailable)

@@ -35,12 +35,12 @@ class Permit:
 
 
 class Permits:
-    """Gives calls what they may do under one policy."""
+    """Gives calls what they may do under one policy. `registries` are those found so far, by language."""
 
-    def __init__(self, policy: LoadedPolicy, supply: Supply) -> None:
+    def __init__(self, policy: LoadedPolicy, supply: Supply, registries: dict[str, RegistryRules]) -> None:
         self._policy = policy
         self._supply = supply
-        self._registries: dict[str, RegistryRules] = {}
+        self._registries = registries
 
     async def narrow(self, call: CodeCall, call_id: str) -> Permit:
         """What a call may do.
@@ -49,14 +49,10 @@ class Permits:
         language's client cannot be found out.
         """
         limits = narrowing.narrow_limits(self._policy, timeout=call.timeout, memory_mib=call.memory_mib)
-        allowed = self._policy.policy.network.modes
-        reads = mode_asked(call) is Mode.REGISTRY_DEFAULT and Mode.REGISTRY_DEFAULT in allowed
+        grant = await self.grant(call, call_id)
+        reads = grant.mode is Mode.REGISTRY_DEFAULT
         prepares = bool(call.packages) and self._policy.policy.packages.prepare
-        registries = await self._registries_of(call.language) if reads or prepares else None
-        grant = narrowing.narrow(
-            self._policy, registries, call_id=call_id, attempt_id="", language=call.language,
-            allow_network=call.allow_network, domains=call.domains,
-        )  # fmt: skip
+        registries = await self.registries_of(call.language) if reads or prepares else None
         wanted = None
         if call.packages:
             ecosystem = Ecosystem.of_language(call.language)
@@ -64,7 +60,21 @@ class Permits:
         environment = _client_environment(registries.registry) if reads and registries is not None else {}
         return Permit(limits, grant, wanted, environment)
 
-    async def _registries_of(self, language: str) -> RegistryRules:
+    async def grant(self, call: CodeCall, call_id: str) -> Grant:
+        """What a call may do on the network, whatever else of it the policy refuses.
+
+        Raises `Refused`, and `InvalidPolicy` as above.
+        """
+        allowed = self._policy.policy.network.modes
+        reads = mode_asked(call) is Mode.REGISTRY_DEFAULT and Mode.REGISTRY_DEFAULT in allowed
+        registries = await self.registries_of(call.language) if reads else None
+        return narrowing.narrow(
+            self._policy, registries, call_id=call_id, attempt_id="", language=call.language,
+            allow_network=call.allow_network, domains=call.domains,
+        )  # fmt: skip
+
+    async def registries_of(self, language: str) -> RegistryRules:
+        """The registries of a language. Raises `InvalidPolicy` when they cannot be found out."""
         if language not in self._registries:
             setting = self._policy.policy.network.registries
             self._registries[language] = await asyncio.to_thread(resolve_registries, setting, language)

@@ -114,11 +114,11 @@ def runs_elsewhere(call_id: str, mode: Mode, first: str) -> ToolResult:
     return without_attempt(call_id, mode, Cause.INFRASTRUCTURE, error)
 
 
-def lost(call_id: str, mode: Mode) -> ToolResult:
-    """The call with this idempotency key was lost with its executor."""
+def lost(call_id: str, mode: Mode | str) -> ToolResult:
+    """The call was lost with its executor."""
     message = (
-        "the executor ended while the call with this idempotency key ran: whether the code ran, and how far, is not "
-        "known. It is not run again under this key"
+        "the executor ended while this call ran: whether its code ran, and how far, is not known. It is not run again, "
+        "and no other is under its idempotency key, if it has one"
     )
     return without_attempt(call_id, mode, Cause.INFRASTRUCTURE, CallError(code="executor_lost", message=message))
 

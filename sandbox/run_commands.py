@@ -25,10 +25,12 @@ from sandbox.contract import MAX_CODE_CHARS, Cause, CodeCall, InvalidCall, Statu
 from sandbox.executor import Executor
 from sandbox.isolation.client import IsolationUnavailable
 from sandbox.ledger import Ledger, LedgerUnavailable
+from sandbox.owners import Owner
 from sandbox.passthrough import Passthrough, printable
 from sandbox.policy_file import InvalidPolicy, default_policy_path
 from sandbox.settings import Settings
 from sandbox.state import InvalidSettings, state_dir
+from sandbox.strict_json import read_json
 
 EXIT_INVALID = 2
 EXIT_OUR_FAULT = 3
@@ -39,7 +41,6 @@ POLICY_HELP = "the policy file; the shipped default otherwise"
 _AUDIT_HELP = "where the audit log goes, not where the policy says"
 _MAX_CODE_BYTES = 4 * MAX_CODE_CHARS  # what is longer is refused, and need not be read to its end
 _MAX_CALL_BYTES = 32 * 1024 * 1024  # every field at its limit, each character escaped
-_MAX_DIGITS = 400
 _ENDINGS = {".py": "python", ".js": "javascript", ".mjs": "javascript", ".cjs": "javascript"}
 
 
@@ -108,32 +109,39 @@ def calls(
     forget: Annotated[
         str | None, typer.Option(help="drop what is kept under this key, which may then run again")
     ] = None,
+    tenant: Annotated[str | None, typer.Option(help="of this tenant's calls of the service alone")] = None,
+    user: Annotated[str | None, typer.Option(help="of this user's calls of the service alone")] = None,
 ) -> None:
-    """Show what the ledger has: calls that run, that were lost with their executor, and answers kept under a key."""
+    """Show what the ledger has: calls that run, that were lost with their executor, and answers that are kept."""
     try:
-        if forget is not None and not asyncio.run(_forget(forget)):
-            _fail(EXIT_INVALID, f"nothing is kept under the key `{printable(forget)}`, or its call runs")
-        rows = asyncio.run(_ledger_rows())
+        if forget is not None and not asyncio.run(_forget(forget, Owner(tenant or "", user or ""))):
+            _fail(
+                EXIT_INVALID,
+                f"nothing is kept under the key `{printable(forget)}`, or its call runs\n"
+                "hint: a key of the service is one of a `--user`, and with tenants of a `--tenant`",
+            )
+        rows = asyncio.run(_ledger_rows(tenant, user))
     except (InvalidSettings, LedgerUnavailable) as error:
         _fail(EXIT_INVALID, str(error))
     if not rows:
         _say("no call runs, none was lost, and no answer is kept")
     for row in rows:
-        line = f"{row['started_at']}  {row['call_id']}  {row['state']}"
+        whose = "/".join(printable(row[part]) for part in ("tenant", "user") if row[part])
+        line = f"{row['started_at']}  {row['call_id']}  {row['state']}{'  ' if whose else ''}{whose}"
         if row["idempotency_key"] is not None:
             line += f"  key `{row['idempotency_key']}`"
         _print(json.dumps(row) if as_json else line)
 
 
-async def _forget(key: str) -> bool:
+async def _forget(key: str, owner: Owner) -> bool:
     ledger = await Ledger.open(state_dir() / "calls", keep_seconds=None)
     try:
-        return await ledger.forget(key)
+        return await ledger.forget(key, owner)
     finally:
         await ledger.close()
 
 
-async def _ledger_rows() -> list[dict[str, Any]]:
+async def _ledger_rows(tenant: str | None, user: str | None) -> list[dict[str, Any]]:
     ledger = await Ledger.open(state_dir() / "calls", keep_seconds=None)
     try:
         entries = await ledger.entries()
@@ -143,11 +151,15 @@ async def _ledger_rows() -> list[dict[str, Any]]:
         {
             "call_id": entry.call_id,
             "state": entry.state.value,
+            "tenant": entry.owner.tenant,
+            "user": entry.owner.user,
+            "kind": None if entry.recording is None else entry.recording.kind,
             "started_at": datetime.fromtimestamp(entry.started_at, UTC).isoformat(timespec="milliseconds"),
             "idempotency_key": entry.idempotency_key,
             "result": None if entry.result is None else entry.result.model_dump(mode="json"),
         }
         for entry in entries
+        if tenant in (None, entry.owner.tenant) and user in (None, entry.owner.user)
     ]
 
 
@@ -303,11 +315,9 @@ def _language(file: Path | None) -> str:
 def _read_call(file: Path) -> CodeCall:
     """The call in a file of JSON. Raises `InvalidCall`."""
     try:
-        text = _read(file, _MAX_CALL_BYTES, f"more than {_MAX_CALL_BYTES} bytes").removeprefix("\ufeff")
-        data = json.loads(text, object_pairs_hook=_without_repetition, parse_constant=_no_constant, parse_int=_integer)
-    except (ValueError, RecursionError) as error:
-        what = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InvalidCall([f"call: {what}; give one JSON object, such as {_EXAMPLE}"]) from error
+        data = read_json(_read(file, _MAX_CALL_BYTES, f"more than {_MAX_CALL_BYTES} bytes"))
+    except ValueError as error:
+        raise InvalidCall([f"call: {error}; give one JSON object, such as {_EXAMPLE}"]) from error
     return parse_call(data)
 
 
@@ -327,25 +337,6 @@ def _read(file: Path, limit: int, too_much: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"`{file}` is not UTF-8 at byte {error.start}") from error
-
-
-def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object whose keys differ: readers disagree on which of two would count."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key `{printable(twice[:80])}` stands twice in one object")
-    return found
-
-
-def _integer(digits: str) -> int:
-    """A number, or another that is out of any range where Python would not read one of so many digits."""
-    return int(digits[:_MAX_DIGITS])
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"`{name}` is not JSON")
 
 
 # What is told

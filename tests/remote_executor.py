@@ -1,7 +1,7 @@
 """An executor in a process of its own: several calls at once, as any user, to be measured and to be killed.
 
 `python -m tests.remote_executor DIRECTORY SETTINGS` runs `DIRECTORY/policy.yaml` and reads a JSON order a line:
-`{"n": 1, "call": {...}}`, `{"n": 1, "cancel": true}`, `{"pids": true}`. It answers with JSON lines: `{"n": 1, "call_id":
+`{"n": 1, "call": {...}}`, `{"n": 1, "cancel": true}`, `{"pids": true}`, `{"reload": true}`. It answers with JSON lines: `{"n": 1, "call_id":
 ...}`, `{"n": 1, "out": ...}` for what the program wrote, `{"n": 1, "result": {...}}`. At the end of its input it closes.
 Owns: that conversation, and what there is to see of the process from outside.
 """
@@ -28,6 +28,7 @@ import psutil
 from sandbox import Executor, Settings
 from sandbox.calls import RunningCall
 from sandbox.contract import CodeCall, ToolResult
+from sandbox.policy_file import load_policy
 from tests.lab import descriptors, read_events
 
 _MAX_TOLD_BYTES = 64 * 1024  # of what a program writes, as it comes; the rest is in the result only
@@ -62,9 +63,9 @@ class RemoteCall:
         assert self._call_id is not None
         return self._call_id
 
-    def says(self, text: str) -> None:
-        """Return once the program has written it."""
-        self._hear(lambda: text in self.output)
+    def says(self, text: str, times: int = 1) -> None:
+        """Return once the program has written it, so many times."""
+        self._hear(lambda: self.output.count(text) >= times)
 
     def result(self) -> ToolResult:
         self._hear(lambda: self._result is not None)
@@ -148,6 +149,12 @@ class RemoteExecutor:
     def events(self) -> list[dict[str, Any]]:
         """All lines of its audit log."""
         return read_events(self.root / "audit.jsonl")
+
+    def reload(self, policy: str) -> None:
+        """Put another policy in force, given as text. It is when this returns."""
+        (self.root / "policy.yaml").write_text(policy)
+        self.order({"reload": True})
+        assert self._general.get(timeout=PATIENCE) == {"reloaded": True}
 
     def kill(self) -> list[psutil.Process]:
         """SIGKILL. What it had started by then."""
@@ -276,6 +283,9 @@ async def _serve(root: Path, settings: dict[str, Any]) -> None:
             order = json.loads(line)
             if "pids" in order:
                 say({"pids": [executor.launcher_pid, executor.proxy_pid]})
+            elif "reload" in order:
+                await executor.reload(load_policy(root / "policy.yaml"))
+                say({"reloaded": True})
             elif "cancel" in order:
                 running[order["n"]].cancel()
             else:

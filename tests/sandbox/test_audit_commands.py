@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from proxy.audit import AuditLog
-from proxy.events import AttemptEvent, ConnectionEvent, DecisionEvent, Event, ProxyEvent
+from proxy.events import AttemptEvent, CallEvent, ConnectionEvent, DecisionEvent, Event, PolicyEvent, ProxyEvent
 from sandbox.audit_commands import app, format_line
 
 RUNNER = CliRunner()
@@ -99,6 +99,24 @@ def test_events_are_chosen_by_call_and_by_verdict(path: Path) -> None:
     assert len(show(path, "--call", "c1").splitlines()) == 3
     assert len(show(path, "--denied").splitlines()) == 1
     assert show(path, "--denied", "--call", "c1") == ""
+
+
+def test_events_are_chosen_by_tenant_and_policies_have_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path) as log:
+        log.write(
+            PolicyEvent(time=1.0, what="reloaded", old_digest="sha256:a", new_digest="sha256:b", detail="3 calls")
+        )
+        log.write(PolicyEvent(time=2.0, what="rejected", old_digest="sha256:b", detail="policy.yaml:3: no"))
+        log.write(CallEvent(time=3.0, call_id="c1", tenant="acme", what="lost", started_at=1.0))
+        log.write(CallEvent(time=4.0, call_id="c2", what="lost", started_at=1.0))
+    assert show(path).splitlines() == [
+        "1970-01-01T00:00:01.000000Z -            policy     reloaded old_digest=sha256:a new_digest=sha256:b 3 calls",
+        "1970-01-01T00:00:02.000000Z -            policy     rejected old_digest=sha256:b policy.yaml:3: no",
+        "1970-01-01T00:00:03.000000Z -            call       lost     call_id=c1 tenant=acme started_at=1.0",
+        "1970-01-01T00:00:04.000000Z -            call       lost     call_id=c2 started_at=1.0",
+    ]
+    assert show(path, "--tenant", "acme").splitlines() == show(path).splitlines()[2:3]
 
 
 def test_json_shows_the_events_of_the_log(path: Path) -> None:

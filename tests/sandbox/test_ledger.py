@@ -54,7 +54,7 @@ async def test_a_key_has_one_answer(directory: Path) -> None:
             assert entry is not None
             assert (entry.call_id, entry.state, entry.result) == ("call-1", State.RUNNING, None)
             assert entry.executor == first.executor
-        await first.end("call-1", ANSWER)
+        await first.end("call-1", ANSWER, begun=True)
         entry = await second.begin("call-3", CALL)
         assert entry is not None
         assert (entry.state, entry.result, entry.request) == (State.ANSWERED, ANSWER, request_digest(CALL))
@@ -71,7 +71,7 @@ async def test_a_call_without_a_key_leaves_nothing(directory: Path) -> None:
     async with opened(directory) as ledger:
         assert await ledger.begin("call-1", PLAIN) is None
         assert [entry.call_id for entry in await ledger.entries()] == ["call-1"]
-        await ledger.end("call-1", ANSWER)
+        await ledger.end("call-1", ANSWER, begun=True)
         assert await ledger.entries() == []
         assert await ledger.begin("call-2", PLAIN) is None
     async with opened(directory) as ledger:
@@ -83,7 +83,7 @@ async def test_an_answer_that_is_not_kept_frees_its_key(directory: Path) -> None
     """What came to no attempt may be tried again under the same key."""
     async with opened(directory) as ledger:
         assert await ledger.begin("call-1", CALL) is None
-        await ledger.end("call-1", None)
+        await ledger.end("call-1", ANSWER, begun=False)
         assert await ledger.begin("call-2", CALL) is None
 
 
@@ -92,7 +92,7 @@ async def test_answers_expire(directory: Path) -> None:
     """After the time that they are kept, the key is free again; a view that keeps all lets none go."""
     async with opened(directory, keep_seconds=0.0) as ledger:
         assert await ledger.begin("call-1", CALL) is None
-        await ledger.end("call-1", ANSWER)
+        await ledger.end("call-1", ANSWER, begun=True)
         async with opened(directory, keep_seconds=None) as other:
             assert len(await other.entries()) == 1
         assert await ledger.begin("call-2", CALL) is None
@@ -115,7 +115,7 @@ async def test_a_living_executor_has_lost_nothing(directory: Path) -> None:
     async with opened(directory) as living, opened(directory) as other:
         await living.begin("call-1", PLAIN)
         assert await other.take_lost() == []
-        await living.end("call-1", ANSWER)
+        await living.end("call-1", ANSWER, begun=True)
 
 
 _DIES = """
@@ -210,7 +210,7 @@ def test_an_answer_that_cannot_be_read_any_more_is_none_and_hides_no_other(tmp_p
         async with opened(directory) as ledger:
             for number, call in enumerate((CALL, other)):
                 await ledger.begin(f"call-{number}", call)
-                await ledger.end(f"call-{number}", ANSWER)
+                await ledger.end(f"call-{number}", ANSWER, begun=True)
         with sqlite3.connect(directory / "calls.sqlite") as database:
             database.execute("UPDATE calls SET result = x'00' WHERE call_id = 'call-0'")
         database.close()
@@ -255,10 +255,30 @@ def test_results_come_back_as_they_went_in(tmp_path: Path) -> None:
     async def use() -> None:
         async with opened(tmp_path / "calls") as ledger:
             await ledger.begin("call-1", CALL)
-            await ledger.end("call-1", answer)
+            await ledger.end("call-1", answer, begun=True)
             entry = await ledger.begin("call-2", CALL)
             assert entry is not None
             assert entry.result is not None
             assert json.loads(entry.result.model_dump_json()) == json.loads(answer.model_dump_json())
 
     asyncio.run(use())
+
+
+@scenario
+async def test_a_ledger_that_is_closed_says_so(directory: Path) -> None:
+    """To whoever asks then, and to who asked before and had not had an answer; to close it again does nothing."""
+    async with opened(directory) as ledger:
+        await ledger.begin("call-1", CALL)
+        closing = asyncio.ensure_future(ledger.close())
+        await asyncio.sleep(0)
+        questions: list[Coroutine[Any, Any, object]] = [
+            ledger.begin("call-2", PLAIN), ledger.end("call-1", ANSWER, begun=True), ledger.forget("key"),
+        ]  # fmt: skip
+        found = await asyncio.gather(*questions, return_exceptions=True)
+        await closing
+        questions = [ledger.begin("call-2", PLAIN), ledger.entries(), ledger.take_lost(), ledger.forget("key")]
+        found += await asyncio.gather(*questions, return_exceptions=True)
+        assert [type(one) for one in found] == [LedgerUnavailable] * 7
+        assert {str(one) for one in found} == {"the ledger is closed"}
+    async with opened(directory) as ledger:
+        assert [(entry.call_id, entry.state) for entry in await ledger.entries()] == [("call-1", State.LOST)]

@@ -22,7 +22,7 @@ from sandbox.isolation.client import Ending, FullFilesystem, IsolationUnavailabl
 from sandbox.isolation.plan import MIB, WORKSPACE, LaunchPlan, Workdir
 from sandbox.isolation.pool import WarmPool
 from sandbox.output import Collected, Collector
-from sandbox.quota import Excess, watch
+from sandbox.quota import Excess, find_last_excess, watch
 
 type Sink = Callable[[bytes], None]
 
@@ -94,6 +94,7 @@ class Attempt:
         self._cancelled = asyncio.Event()
         self._excess: Excess | None = None
         self._proxy: Proxy | None = None
+        self._unguarded = asyncio.Event()
         self.amendments: list[Grant | None] = []
         self.begun = False
         self._collector = Collector(
@@ -106,18 +107,20 @@ class Attempt:
         self._cancelled.set()
 
     async def amend(self, grant: Grant | None) -> None:
-        """From now on it may do no more than `grant` allows beside its own; None: nothing. Ends it if that fails."""
-        self.amendments.append(grant)
-        await self._tell_amendments()
+        """From now on it may do no more than `grant` allows beside its own; None: nothing.
 
-    async def _tell_amendments(self) -> None:
-        if self._proxy is None:
-            return  # it has no network yet, and is told before it has
+        Where the proxy can't be told, the attempt is ended as by a proxy that is lost.
+        """
+        self.amendments.append(grant)
         try:
-            for grant in self.amendments:
-                await self._proxy.amend(self._spec.grant.attempt_id, grant)
+            if self._proxy is not None:  # else it has no network yet, and the proxy is told before it has
+                await self._tell_amendments(self._proxy)
         except ProxyUnavailable:
-            self.cancel()
+            self._unguarded.set()
+
+    async def _tell_amendments(self, proxy: Proxy) -> None:
+        for grant in self.amendments:
+            await proxy.amend(self._spec.grant.attempt_id, grant)
 
     def output(self) -> Collected:
         """What it has written so far."""
@@ -150,7 +153,7 @@ class Attempt:
             attaching = True  # from here on the proxy may have it, whether or not its answer is waited for
             await proxy.attach(spec.grant, sandbox.listeners, AttemptStart(spec.language, spec.domains))
             self._proxy = proxy
-            await self._tell_amendments()
+            await self._tell_amendments(proxy)
             sandbox.close_listeners()
             collecting = asyncio.create_task(self._collector.collect(sandbox.stdout, sandbox.stderr))
             self.begun = True  # as far as anyone can tell until its ending is known
@@ -164,6 +167,8 @@ class Attempt:
                 collecting.result()
             if launcher.lost.is_set() and ending.failure is not None:
                 raise IsolationUnavailable(ending.failure)
+            if spec.workdir is not None and self._excess is None and ending.released:
+                self._excess = await find_last_excess(spec.workdir)
             verdict = classify(ending, spec, self._excess)
         except IsolationUnavailable as error:
             verdict = _failed("launcher_lost" if launcher.lost.is_set() else "isolation_failed", error)
@@ -190,6 +195,7 @@ class Attempt:
         ended = asyncio.create_task(sandbox.ended())
         reasons: dict[asyncio.Task[Any], KillReason] = {
             asyncio.create_task(proxy.lost.wait()): KillReason.PROXY_LOST,
+            asyncio.create_task(self._unguarded.wait()): KillReason.PROXY_LOST,
             asyncio.create_task(self._cancelled.wait()): KillReason.CANCELLED,
             asyncio.create_task(self._collector.flooded.wait()): KillReason.OUTPUT,
         }
@@ -198,9 +204,9 @@ class Attempt:
             reasons[watching] = KillReason.DISK
         try:
             await asyncio.wait({ended, *reasons}, timeout=self._spec.wall_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if watching is not None and watching.done():
-                self._excess = _excess_of(watching)
             if not ended.done():
+                if watching is not None and watching.done():
+                    self._excess = _excess_of(watching)
                 await sandbox.kill(next((why for task, why in reasons.items() if task.done()), KillReason.TIMEOUT))
                 await asyncio.wait({ended}, timeout=_KILL_SECONDS)
                 if not ended.done():
@@ -270,17 +276,19 @@ def classify(ending: Ending, spec: AttemptSpec, excess: Excess | None = None) ->
     if ending.oom_kills:
         text = f"the program and all that it had started used {memory}"
         return Verdict(Status.KILLED, Cause.MEMORY, text, ending.exit_code, ending.signal)
-    if ending.exit_code == 0:
-        return Verdict(Status.SUCCESS, Cause.EXIT, exit_code=0)
     if ending.exit_code is None and ending.signal is None:
         text = "the program ended its own sandbox, so how it ended is not known"
         return Verdict(Status.KILLED, Cause.NO_REPORT, text)
+    if excess is not None:
+        text = f"the program {_how(ending)}, and {excess.text} now: {excess.hint}"
+        return Verdict(Status.ERROR, Cause.DISK, text, ending.exit_code, ending.signal)
+    if ending.exit_code == 0:
+        return Verdict(Status.SUCCESS, Cause.EXIT, exit_code=0)
     return _failed_by_itself(ending)
 
 
 def _failed_by_itself(ending: Ending) -> Verdict:
     """A program that ended by itself, and not well: what it had run into, where that can be shown."""
-    how = f"exited with {ending.exit_code}" if ending.signal is None else f"was ended by {_signal_name(ending.signal)}"
     cause = Cause.EXIT if ending.signal is None else Cause.SIGNAL
     why = ""
     if ending.full_filesystems:
@@ -290,7 +298,13 @@ def _failed_by_itself(ending: Ending) -> Verdict:
     elif ending.pids_limit_hits:
         cause = Cause.PIDS
         why = f"; it was at its limit of {ending.pids_limit} processes and threads {ending.pids_limit_hits} times"
-    return Verdict(Status.ERROR, cause, f"the program {how}{why}", ending.exit_code, ending.signal)
+    return Verdict(Status.ERROR, cause, f"the program {_how(ending)}{why}", ending.exit_code, ending.signal)
+
+
+def _how(ending: Ending) -> str:
+    if ending.signal is None:
+        return f"exited with {ending.exit_code}"
+    return f"was ended by {_signal_name(ending.signal)}"
 
 
 def _signal_name(number: int) -> str:

@@ -6,11 +6,12 @@ Owns: which runtime a language has on this host. Must not: start anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from sandbox.interpreters import this_interpreter, this_node
 from sandbox.isolation.client import IsolationUnavailable
-from sandbox.isolation.plan import LaunchPlan
+from sandbox.isolation.plan import LaunchPlan, Workdir
 from sandbox.runtimes import javascript, python
 from sandbox.settings import Settings
 
@@ -30,12 +31,22 @@ class Languages:
 
     def plan(
         self, language: str, *, call_id: str, attempt: int, memory_bytes: int, call_environment: Mapping[str, str],
-        packages: Path | None = None,
+        packages: Path | None = None, workdir: Workdir | None = None,
     ) -> LaunchPlan:  # fmt: skip
         """The sandbox of one attempt; `packages` is the tree of a snapshot, in place of the settings' directory.
 
-        Raises `IsolationUnavailable` if this host has no runtime for the language.
+        It refuses what a sandbox with `workdir` must. Raises `IsolationUnavailable` if this host has no runtime for the
+        language, or it is one whose runtime is started before it could be in a working directory.
         """
+        if workdir is not None and language != "python":
+            raise IsolationUnavailable(f"a call in a working directory is one in Python, not in `{language}`")
+        plan = self._plan(language, call_id, attempt, memory_bytes, call_environment, packages)
+        return plan if workdir is None else replace(plan, filter=workdir.filter)
+
+    def _plan(
+        self, language: str, call_id: str, attempt: int, memory_bytes: int, call_environment: Mapping[str, str],
+        packages: Path | None,
+    ) -> LaunchPlan:  # fmt: skip
         threads = self._settings.threads
         match language:
             case "python":

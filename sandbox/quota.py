@@ -1,46 +1,39 @@
-"""How much a working directory holds, and whether that is more than it may. Owns: the count, and its rhythm.
+"""How much a working directory holds, and whether that is more than it may. Owns: the rhythm of looking, and the words.
 
-Nothing that the code leaves there can mislead or hold up the count: it goes by descriptors and follows no link, opens
-directories only, and gives up as soon as a bound is passed. What counts is what the disk has given: a hole in a file is
-nothing, a file with two names is one.
-Must not: end anything, or remove anything. A directory that its owner may not read is made readable for the owner.
-
-What a program has deleted and still holds open is in no directory. The floor of free space holds for that, too.
+The count itself is `sandbox.tally`'s. What a program has deleted and still holds open is in no directory: the floor of
+free space holds for that, too. Must not: end anything, or remove anything.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import stat
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
 from dataclasses import dataclass
 from typing import Literal
 
 from sandbox.isolation.plan import MIB, Workdir
+from sandbox.tally import BLOCK_BYTES, Tree, Usage, counted
 
 BYTES_KEY = "code_exec.user_data.max_mib"
 FILES_KEY = "code_exec.user_data.max_files"
-MAX_DEPTH = 128  # each level is a descriptor for the time of the count
+# What calls leave free for the ledger, the log and the host's other programs: a twentieth of the file system, at most
+# 1 GiB, and at least 256 MiB, or a quarter of one that is as small as that.
 _FLOOR_BYTES = 1024 * MIB
-_FLOOR_SHARE = 20  # a twentieth of the file system, where that is less
-_BLOCK_BYTES = 512  # of `st_blocks`, whatever the file system's own are
+_LEAST_FLOOR_BYTES = 256 * MIB
+_FLOOR_SHARE = 20
+_LEAST_FLOOR_SHARE = 4
+_FLOOR_FILES = 65_536  # of those that the file system can still have; a twentieth of all, where that is less
 _LOOK_SECONDS = 0.25  # at the free space, which takes microseconds
+_NEAR_LOOK_SECONDS = 0.05
+_NEAR_BYTES = 4096 * MIB  # above the floor: about a second of a fast disk's
 _COUNT_SECONDS = 1.0  # between two counts; and nine times what the last one took
+_LAST_COUNT_SECONDS = 3.0  # an answer waits no longer for it; whoever comes next counts in any case
+_FRESH_SECONDS = 5.0  # how long a count is good for the next call, where it found much room
+_MUCH_ROOM = 0.8  # at most this much of a bound is taken
+_SCRIPT_BYTES = MIB // 2  # more than 100,000 characters have
 _MAKE_ROOM = "remove what is not needed any more"
-# For the whole process: what all counts together take of its descriptors and of the processors is bounded by it.
-_counters = ThreadPoolExecutor(2, "working-directory")
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What was counted; where a bound was passed, up to there. `depth` is of directories below the root."""
-
-    bytes: int
-    files: int
-    depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,87 +46,6 @@ class Excess:
     hint: str
 
 
-class _Count:
-    def __init__(self, max_bytes: int, max_files: int, stop: threading.Event) -> None:
-        self._max_bytes, self._max_files, self._stop = max_bytes, max_files, stop
-        self._linked: set[tuple[int, int]] = set()
-        self.bytes = self.files = self.depth = 0
-
-    def enough(self) -> bool:
-        passed = self.bytes > self._max_bytes or self.files > self._max_files or self.depth > MAX_DEPTH
-        return passed or self._stop.is_set()
-
-    def visit(self, directory: int, depth: int) -> None:
-        """Count what is in a directory; the descriptor is of the caller's."""
-        self.depth = max(self.depth, depth)
-        if self.enough():
-            return
-        for name in list(self._entries(directory)):
-            try:
-                below = _open_directory(name, directory)
-            except OSError:
-                continue  # gone since, or another's, in which the code can write nothing either
-            try:
-                self.visit(below, depth + 1)
-            finally:
-                os.close(below)
-            if self.enough():
-                return
-
-    def _entries(self, directory: int) -> Iterator[str]:
-        """The directories in it; all else is counted on the way."""
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue  # gone since
-                self._add(status)
-                if self.enough():
-                    return
-                if stat.S_ISDIR(status.st_mode):
-                    yield entry.name
-
-    def _add(self, status: os.stat_result) -> None:
-        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
-            identity = (status.st_dev, status.st_ino)
-            if identity in self._linked:
-                self.files += 1  # the name takes room, too
-                return
-            self._linked.add(identity)
-        self.files += 1
-        self.bytes += status.st_blocks * _BLOCK_BYTES
-
-
-def _open_directory(name: str, above: int) -> int:
-    """Raises `OSError`, also for what is no directory: a pipe would not be waited for."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(name, flags, dir_fd=above)
-    except PermissionError:
-        # Who owns it may read it again at any time; so may we, where we are its owner.
-        handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-        try:
-            os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(os.fstat(handle).st_mode) | stat.S_IRWXU)
-            return os.open(f"/proc/self/fd/{handle}", flags & ~os.O_NOFOLLOW)
-        finally:
-            os.close(handle)
-
-
-def usage(root_fd: int, max_bytes: int, max_files: int, stop: threading.Event | None = None) -> Usage:
-    """What is below a directory, counted until one of the bounds is passed, or `stop` is set. Raises `OSError`."""
-    count = _Count(max_bytes, max_files, stop or threading.Event())
-    try:
-        root = _open_directory(".", root_fd)
-    except FileNotFoundError:  # it was removed
-        return Usage(0, 0, 0)
-    try:
-        count.visit(root, 0)
-    finally:
-        os.close(root)
-    return Usage(count.bytes, count.files, count.depth)
-
-
 def excess_of(found: Usage, workdir: Workdir) -> Excess | None:
     """Which bound of the tree's is passed, if one is."""
     if workdir.max_bytes is not None and found.bytes > workdir.max_bytes:
@@ -142,65 +54,105 @@ def excess_of(found: Usage, workdir: Workdir) -> Excess | None:
     if workdir.max_files is not None and found.files > workdir.max_files:
         text = f"the working directory holds more than {workdir.max_files} files (`{FILES_KEY}`)"
         return Excess("inodes", workdir.max_files, text, _MAKE_ROOM)
-    if found.depth > MAX_DEPTH:
-        text = f"the working directory has directories more than {MAX_DEPTH} deep"
-        return Excess("inodes", MAX_DEPTH, text, "remove those that are nested so deep")
+    if workdir.max_files is not None and found.torn:
+        text = "the working directory has deep directories that are moved about, and cannot be counted"
+        return Excess("inodes", workdir.max_files, text, "leave directories where they are")
     return None
 
 
 def low_space(directory: int) -> Excess | None:
     """Whether the host's file system has less left than it keeps for others. Raises `OSError`."""
     found = os.fstatvfs(directory)
-    floor = min(_FLOOR_BYTES, found.f_blocks * found.f_frsize // _FLOOR_SHARE)
-    if found.f_bavail * found.f_frsize >= floor:
-        return None
-    text = f"the file system of the working directory has less than {floor // MIB} MiB left on the host"
-    return Excess("bytes", floor, text, "whoever runs this host must make room there")
+    floor = _floor(found)
+    if found.f_bavail * found.f_frsize < floor:
+        text = f"the file system of the working directory has less than {floor // MIB} MiB left on the host"
+        return Excess("bytes", floor, text, "whoever runs this host must make room there")
+    least = min(_FLOOR_FILES, found.f_files // _FLOOR_SHARE)  # 0 where a file system has as many as it has room for
+    if found.f_favail < least:
+        text = f"the file system of the working directory can have less than {least} more files on the host"
+        return Excess("inodes", least, text, "whoever runs this host must remove files there")
+    return None
 
 
-def find_excess(workdir: Workdir, stop: threading.Event | None = None) -> Excess | None:
-    """Which bound the tree has passed by now, if any: about half a second for each 100,000 files. Raises `OSError`."""
-    if (low := low_space(workdir.root_fd)) is not None:
-        return low
-    if workdir.max_bytes is None or workdir.max_files is None:
+async def find_usage(workdir: Workdir) -> Usage | None:
+    """What the tree holds by now; None where it has no bounds. A count of a moment ago will do where it found room.
+
+    Raises `OSError`.
+    """
+    tree = _tree(workdir)
+    if tree is None:
         return None
-    return excess_of(usage(workdir.root_fd, workdir.max_bytes, workdir.max_files, stop), workdir)
+    known = counted.known(tree, time.monotonic() - _FRESH_SECONDS)
+    if known is None or known.torn:
+        return await counted.count(tree)
+    taken = max(known.bytes / (workdir.max_bytes or 1), known.files / (workdir.max_files or 1))
+    return known if taken <= _MUCH_ROOM else await counted.count(tree)
+
+
+async def find_last_excess(workdir: Workdir) -> Excess | None:
+    """Which bound the tree has passed when its program has ended. None, too, where that can't be known by now."""
+    tree = None if workdir.full else _tree(workdir)
+    if tree is None:
+        return None
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_LAST_COUNT_SECONDS):
+            return excess_of(_without_script(await counted.count(tree), workdir), workdir)
+    return None
 
 
 async def watch(workdir: Workdir) -> Excess:
-    """Wait until the tree has passed a bound. Raises `OSError`.
+    """Wait until the tree has passed a bound, or the host's file system its own. Raises `OSError`.
 
     It counts a tenth of the time at most; up to half of it while so much space vanishes that the tree could be full.
+    Nothing is counted where nothing can be made.
     """
     loop = asyncio.get_running_loop()
-    stop = threading.Event()
-    counting: asyncio.Future[Usage] | None = None
-    root_fd = os.dup(workdir.root_fd)  # a count may still run when who waits here has been cancelled
+    tree = None if workdir.full else _tree(workdir)
     early, due = loop.time(), loop.time() + _COUNT_SECONDS
-    free, room = _free(root_fd), workdir.max_bytes
+    free, room = _free(workdir.root_fd), workdir.max_bytes or 0
+    near = True
+    while True:
+        await asyncio.sleep(_NEAR_LOOK_SECONDS if near else _LOOK_SECONDS)
+        if (low := low_space(workdir.root_fd)) is not None:
+            return low
+        near = _is_near(workdir.root_fd)
+        now = loop.time()
+        if tree is None or (now < due and (now < early or free - _free(workdir.root_fd) <= room)):
+            continue
+        free = _free(workdir.root_fd)
+        found = _without_script(await counted.count(tree), workdir)
+        if (excess := excess_of(found, workdir)) is not None:
+            return excess
+        room, ended = (workdir.max_bytes or 0) - found.bytes, loop.time()
+        early = ended + (ended - now)
+        due = ended + max(_COUNT_SECONDS, 9 * (ended - now))
+
+
+def _tree(workdir: Workdir) -> Tree | None:
+    if workdir.max_bytes is None or workdir.max_files is None:
+        return None
+    return Tree(workdir.root_fd, workdir.max_bytes + _SCRIPT_BYTES, workdir.max_files + 1)
+
+
+def _without_script(found: Usage, workdir: Workdir) -> Usage:
+    """What is there beside the call's own script, which goes with the call."""
     try:
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if (low := low_space(root_fd)) is not None:
-                return low
-            if workdir.max_bytes is None or workdir.max_files is None or room is None:
-                continue
-            now = loop.time()
-            if now < due and (now < early or free - _free(root_fd) <= room):
-                continue
-            free = _free(root_fd)
-            counting = loop.run_in_executor(_counters, usage, root_fd, workdir.max_bytes, workdir.max_files, stop)
-            found = await asyncio.shield(counting)
-            if (excess := excess_of(found, workdir)) is not None:
-                return excess
-            room, ended = workdir.max_bytes - found.bytes, loop.time()
-            early = ended + (ended - now)
-            due = ended + max(_COUNT_SECONDS, 9 * (ended - now))
-    finally:
-        stop.set()
-        if counting is not None and not counting.done():
-            await asyncio.wait([counting])
-        os.close(root_fd)
+        status = os.stat(workdir.script, dir_fd=workdir.directory_fd, follow_symlinks=False)
+    except OSError:
+        return found
+    size = min(status.st_blocks * BLOCK_BYTES, _SCRIPT_BYTES)  # the code may have made it larger
+    return Usage(found.bytes - size, found.files - 1, found.torn)
+
+
+def _floor(found: os.statvfs_result) -> int:
+    size = found.f_blocks * found.f_frsize
+    least = min(_LEAST_FLOOR_BYTES, size // _LEAST_FLOOR_SHARE)
+    return max(min(_FLOOR_BYTES, size // _FLOOR_SHARE), least)
+
+
+def _is_near(directory: int) -> bool:
+    found = os.fstatvfs(directory)
+    return found.f_bavail * found.f_frsize < _floor(found) + _NEAR_BYTES
 
 
 def _free(directory: int) -> int:

@@ -14,8 +14,8 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,32 +26,22 @@ from sandbox.isolation import syscalls
 from sandbox.isolation.client import IsolationUnavailable
 from sandbox.isolation.plan import WORKSPACE, Workdir
 from sandbox.owners import InvalidUser, Owner, check_user
-from sandbox.quota import Excess, find_excess
+from sandbox.protected import Place, check, installation, settings_of_clients, way_of
+from sandbox.quota import excess_of, find_usage, low_space
 from sandbox.state import InvalidSettings
 
 # Owns users' files on the disk where root runs the service. Launchers take this number and their pid, which is not 0:
 # no process ever has it (see `privilege.py` for the range).
 USER_DATA_UID = 0x7000_0000
+FULL = "user_data_full"
 _SCRIPT = re.compile(r"code_exec_[0-9a-f]{16}\.py", re.ASCII)
 _TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _MAX_PATH_BYTES = 4096  # PATH_MAX, with the NUL at its end
-_RESOLVE = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_MAGICLINKS | syscalls.RESOLVE_NO_XDEV
+_RESOLVE_BELOW = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_MAGICLINKS
+_RESOLVE = _RESOLVE_BELOW | syscalls.RESOLVE_NO_XDEV
+_ANYWHERE = -1  # for a path that is absolute
 _MAX_SHOWN_CHARS = 200
 _ATTEMPTS = 20  # at a way whose directories are renamed while the kernel goes it
-_SYSTEM = (
-    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr",
-    "/var/cache", "/var/lib", "/var/log", "/var/run", "/var/spool",
-)  # fmt: skip
-
-
-class UserDataFull(Exception):
-    """The directory holds as much as it may, or more; no code is run there until there is room."""
-
-    code = "user_data_full"
-
-    def __init__(self, excess: Excess) -> None:
-        super().__init__(f"{excess.text}\nhint: {excess.hint}")
-        self.excess = excess
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +56,8 @@ class Placed:
     """Where one call's code is run, held by descriptors; use it as a context manager.
 
     `used` is the directory below the root, `.` for the root itself. `replaced` tells that the root was taken in place
-    of what the call asked for, and `reason` why.
+    of what the call asked for, and `reason` why. `full`, once `require_room` has been waited for, tells in words that
+    nothing more may be put there.
     """
 
     def __init__(self, workdir: Workdir, *, reason: str | None) -> None:
@@ -74,16 +65,27 @@ class Placed:
         self.used = workdir.directory.encode(errors="backslashreplace").decode() or "."
         self.replaced = reason is not None
         self.reason = reason
+        self.full: str | None = None
         self._open = True
 
-    def require_room(self) -> None:
-        """Count what is there, which takes time. Raises `UserDataFull`."""
+    async def require_room(self) -> None:
+        """Find out what there is room for. In a directory that is full, code may read and remove, and nothing else.
+
+        Raises `IsolationUnavailable` where the host's file system is full.
+        """
         try:
-            excess = find_excess(self.workdir)
+            if (low := low_space(self.workdir.root_fd)) is not None:
+                raise IsolationUnavailable(f"{low.text}\nhint: {low.hint}")
+            found = await find_usage(self.workdir)
         except OSError as error:
             raise IsolationUnavailable(f"`{self.workdir.root}` could not be looked at: {error.strerror}") from error
-        if excess is not None:
-            raise UserDataFull(excess)
+        if found is None or self.workdir.max_bytes is None:
+            return
+        if (excess := excess_of(found, self.workdir)) is None:
+            self.workdir = replace(self.workdir, room_bytes=self.workdir.max_bytes - found.bytes)
+            return
+        self.workdir = replace(self.workdir, full=True)
+        self.full = f"{FULL}: {excess.text}; until there is room, code can read and remove, and make and write nothing"
 
     def remove_script(self) -> None:
         """Remove what has the script's name in the directory that was held since before the start.
@@ -125,12 +127,13 @@ def _unlink(name: str, directory: int) -> None:
 class WorkingDirectories:
     """The directories below `state_dir`, and what of the host no working directory may have in it.
 
-    `protected` are the policy file, the audit log, the socket of the service, and their like.
+    `protected` tells, each time, what that is beside the state directory and this program: the policy file, the audit
+    log, the socket of the service, and their like.
     """
 
-    def __init__(self, state_dir: Path, protected: Iterable[Path] = ()) -> None:
-        self._state_dir = state_dir
-        self._protected = (state_dir, *protected)
+    def __init__(self, state_dir: Path, protected: Callable[[], Iterable[Place]] = tuple) -> None:
+        self._state_dir = state_dir.absolute()
+        self._protected = protected
 
     def user_root(self, owner: Owner) -> Path:
         """The root of a user's, made if it is not there. Raises `InvalidUser`, `InvalidSettings`, `OSError`."""
@@ -161,27 +164,56 @@ class WorkingDirectories:
         Started as root, what code writes there belongs to the directory's owner, and it can do with that owner's files
         in it what the owner can.
         """
-        true = Path(os.path.realpath(root))
-        with _opened(true) as descriptor:
-            self._check(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
-        return true
+        with _opened(root, links=True) as descriptor:
+            true = _name_of(descriptor)
+        self._check(true)
+        return Path(true)
+
+    def allows(self, placed: Placed) -> bool:
+        """Whether a client's directory that was open before may still be had."""
+        try:
+            self._check(_name_of(placed.workdir.root_fd))
+        except InvalidSettings:
+            return False
+        return True
 
     def place(self, root: Path, working_dir: str | None, *, quota: Quota | None, client: bool) -> Placed:
         """Where a call's code is run: in `root`, at what it names with `working_dir`.
 
         An absolute path and a way that lead elsewhere are replaced by the root. With `client` the root is a directory
-        of a client's own, as for `check_client_root`. Raises `InvalidCall` for what is no directory of the root's, and
-        `InvalidSettings` for the root.
+        of a client's own, as `check_client_root` gave it: no link is followed to it. Raises `InvalidCall` for what is
+        no directory of the root's, and `InvalidSettings` for the root.
         """
-        if client:
-            root = Path(os.path.realpath(root))
+        root_fd = _open_root(root, links=False) if client else _open_root(root)
+        return self._placed(root_fd, str(root), working_dir, quota=quota, client=client)
+
+    def place_below(self, allowed: Sequence[Path], directory: Path, working_dir: str | None) -> Placed | None:
+        """As `place` with `client`, in a directory that a client told; None where it is in none of those allowed.
+
+        It is opened below an allowed one, whose name it begins with, by the kernel's own word that no link and no `..`
+        leads out; what is looked at, and then used, is what was opened. Raises as `place`.
+        """
+        for one in allowed:
+            below = _below(str(directory), (str(one), way_of(one).true))
+            if below is None:
+                continue
+            above = self._open_allowed(one, allowed)
+            try:
+                root_fd = _open_below(above, below, directory)
+            finally:
+                os.close(above)
+            if root_fd is not None:
+                return self._placed(root_fd, str(directory), working_dir, quota=None, client=True)
+        return None
+
+    def _placed(self, root_fd: int, name: str, working_dir: str | None, *, quota: Quota | None, client: bool) -> Placed:
+        """It takes the descriptor of the root over."""
         with contextlib.ExitStack() as stack:
-            root_fd = _open_root(root)
             stack.callback(os.close, root_fd)
-            true = os.readlink(f"/proc/self/fd/{root_fd}")
+            true = _name_of(root_fd)
             if client:
-                self._check(Path(true))
-            below, reason = _beneath(working_dir, (str(root), true))
+                self._check(true)
+            below, reason = _beneath(working_dir, (name, true))
             directory_fd = None if below is None else _resolve(root_fd, below, working_dir or "")
             if directory_fd is None:
                 reason = reason or f"`{_shown(working_dir or '')}` leads out of the directory that calls work in"
@@ -192,30 +224,31 @@ class WorkingDirectories:
             _require_writable(directory_fd, directory)
             stack.pop_all()
         max_bytes, max_files = (None, None) if quota is None else (quota.max_bytes, quota.max_files)
-        workdir = Workdir(root, directory, script, root_fd, directory_fd, max_bytes, max_files)
+        workdir = Workdir(Path(true), directory, script, root_fd, directory_fd, max_bytes, max_files, client)
         return Placed(workdir, reason=reason)
 
-    def _check(self, root: Path) -> None:
-        for path in map(Path, _SYSTEM):
-            if _overlap(root, path) or _overlap(root, Path(os.path.realpath(path))):
+    def _check(self, root: str) -> None:
+        own = Place(self._state_dir, "the state directory")
+        check(root, (own, *installation(), *settings_of_clients(), *self._protected()))
+
+    def _open_allowed(self, allowed: Path, every: Sequence[Path]) -> int:
+        """An allowed directory, open. Code that may work in one must not be able to lead another elsewhere."""
+        way = way_of(allowed)
+        written = [str(self._state_dir), *(way_of(path).true for path in every)]
+        for link in way.links:
+            if any(link.startswith(f"{place}/") for place in written):
                 raise InvalidSettings(
-                    f"`{root}` cannot be a working directory: it is the system's (`{path}`)\n"
-                    "hint: name the directory of a project"
+                    f"`{allowed}` cannot be worked in: the link `{link}` on the way to it lies where code may write\n"
+                    "hint: write the directory in `code_exec.working_directories` as it is without links"
                 )
-        for path in self._protected:
-            true = Path(os.path.realpath(path))
-            if _overlap(root, true) or _same_by_number(root, true):
-                raise InvalidSettings(
-                    f"`{root}` cannot be a working directory: `{true}` is in it, or it is in that\n"
-                    "hint: name a directory that has nothing of sluicegate's own in it"
-                )
+        return _open_root(Path(way.true), links=False)
 
 
 def remove_stale(root: Path, directory: str, script: str) -> None:
     """Remove the script of a call whose executor was killed. Nothing but a regular file with a script's name goes."""
     if not _SCRIPT.fullmatch(script):
         return
-    with contextlib.suppress(OSError, InvalidSettings), _opened(root) as root_fd:
+    with contextlib.suppress(OSError, InvalidSettings), _opened(root, links=False) as root_fd:
         resolve = _RESOLVE | syscalls.RESOLVE_NO_SYMLINKS
         descriptor = syscalls.open_resolved(root_fd, directory or ".", os.O_PATH | os.O_DIRECTORY, resolve)
         try:
@@ -225,19 +258,54 @@ def remove_stale(root: Path, directory: str, script: str) -> None:
             os.close(descriptor)
 
 
-def _open_root(root: Path) -> int:
+def _open_root(root: Path, *, links: bool | None = None) -> int:
+    """By default links may be on the way, and the directory is none. Raises `InvalidSettings`."""
+    flags = os.O_PATH | os.O_DIRECTORY
     try:
-        return os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if links is False:
+            resolve = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
+            return syscalls.open_resolved(_ANYWHERE, str(root), flags, resolve)
+        return os.open(root, flags | (0 if links else os.O_NOFOLLOW) | os.O_CLOEXEC)
     except OSError as error:
         raise InvalidSettings(
-            f"`{root}` cannot be a working directory: {error.strerror}\n"
+            f"`{root}` cannot be a working directory: {os.strerror(error.errno or 0)}\n"
             "hint: name a directory that is there, and no link"
         ) from error
 
 
+def _open_below(above: int, below: str, directory: Path) -> int | None:
+    """None where it leads out. Raises `InvalidSettings`."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return syscalls.open_resolved(above, below, os.O_PATH | os.O_DIRECTORY, _RESOLVE_BELOW)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                return None
+            if error.errno != errno.EAGAIN:
+                raise InvalidSettings(
+                    f"`{directory}` cannot be a working directory: {os.strerror(error.errno or 0)}\n"
+                    "hint: name a directory that is there"
+                ) from error
+    return None
+
+
+def _name_of(descriptor: int) -> str:
+    """What the kernel calls a directory."""
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def _below(path: str, roots: Iterable[str]) -> str | None:
+    """What a path is relative to the first of the roots whose name it begins with; `.` for itself."""
+    for one in (path, "/" + os.path.normpath(path).lstrip("/")):
+        for root in roots:
+            if one == root or one.startswith(root.rstrip("/") + "/"):
+                return one[len(root) :].strip("/") or "."
+    return None
+
+
 @contextlib.contextmanager
-def _opened(root: Path) -> Iterator[int]:
-    descriptor = _open_root(root)
+def _opened(root: Path, *, links: bool | None = None) -> Iterator[int]:
+    descriptor = _open_root(root, links=links)
     try:
         yield descriptor
     finally:
@@ -269,11 +337,10 @@ def _beneath(working_dir: str | None, roots: Iterable[str]) -> tuple[str | None,
         raise _invalid(f"it has {size} bytes, and a path has at most {_MAX_PATH_BYTES - 1}")
     if not working_dir.startswith("/"):
         return working_dir, None
-    for path in (working_dir, "/" + os.path.normpath(working_dir).lstrip("/")):
-        for root in (*roots, WORKSPACE):
-            if path == root or path.startswith(root + "/"):
-                return path[len(root) :].strip("/") or ".", None
-    return None, f"`{_shown(working_dir)}` is outside of the directory that calls work in"
+    below = _below(working_dir, (*roots, WORKSPACE))
+    if below is None:
+        return None, f"`{_shown(working_dir)}` is outside of the directory that calls work in"
+    return below, None
 
 
 def _resolve(root_fd: int, below: str, asked: str) -> int | None:
@@ -309,7 +376,7 @@ def _relative(directory_fd: int, root: str, script: str) -> str:
     """What the kernel calls a directory, relative to the root. Raises `InvalidCall`."""
     too_long = f"the way to it has more than {_MAX_PATH_BYTES - 1} bytes"
     try:
-        path = os.readlink(f"/proc/self/fd/{directory_fd}")
+        path = _name_of(directory_fd)
     except OSError:
         raise _invalid(too_long) from None
     below = path.removeprefix(root).strip("/")
@@ -329,21 +396,3 @@ def _require_writable(directory_fd: int, directory: str) -> None:
         writable = os.access(f"/proc/self/fd/{directory_fd}", os.W_OK | os.X_OK)
     if not writable:
         raise _invalid(f"`{_shown(directory) or '.'}` cannot be written; make it so with `chmod u+rwx`")
-
-
-def _overlap(one: Path, other: Path) -> bool:
-    return one == other or one in other.parents or other in one.parents
-
-
-def _same_by_number(one: Path, other: Path) -> bool:
-    """Whether one is the other, or is in it, under another name: a directory can be mounted at two places."""
-    return bool(_numbers([one]) & _numbers([other, *other.parents]) or _numbers([other]) & _numbers(one.parents))
-
-
-def _numbers(paths: Iterable[Path]) -> set[tuple[int, int]]:
-    found = set()
-    for path in paths:
-        with contextlib.suppress(OSError):
-            status = os.stat(path)
-            found.add((status.st_dev, status.st_ino))
-    return found

@@ -160,7 +160,8 @@ class Sandbox:
         main, environment, place = plan.main, dict(plan.call_environment), None
         if workdir is not None:
             status = os.fstat(workdir.directory_fd)
-            main, place = workdir.main, (workdir.inside, status.st_dev, status.st_ino)
+            main = workdir.main
+            place = (workdir.inside, status.st_dev, status.st_ino, workdir.max_file_bytes, not workdir.full)
             environment["HOME"] = _WORKDIR_HOME
         call = (main, code, plan.arguments, environment, packages, place)
         data = marshal.dumps(call, 4)  # known to 3.4 and later

@@ -11,7 +11,7 @@ import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -20,7 +20,7 @@ from proxy.channel import Message
 from proxy.directories import make_private
 from sandbox.isolation import cgroups, orphans, privilege, seccomp, skeleton
 from sandbox.isolation.memory import V1, V2, Accounting
-from sandbox.isolation.plan import ReadOnly
+from sandbox.isolation.plan import Filter, ReadOnly
 
 _DIRECTORY_PREFIX = "sluicegate-launcher-"
 
@@ -32,7 +32,7 @@ class Confinement:
     bwrap: str
     skeleton: str
     system_mounts: tuple[ReadOnly, ...]
-    seccomp: bytes
+    seccomp: Mapping[Filter, bytes]
     accounting: Accounting
     locate: Callable[[str], str]
     leftovers: list[str]  # cgroup directories that whoever started the launcher removes after it
@@ -53,13 +53,13 @@ def confine(config: Message, parent: int) -> Confinement:
     subtree = cgroups.make_subtree(uid, gid) if config["memory_method"] == "auto" else None
     if subtree is None:
         from sandbox.isolation import sampling  # noqa: F401 - now: in the private root no module can be read
-    filter_ = seccomp.build_filter(deny_unseen_memory=subtree is None)
+    filters = {kind: seccomp.build_filter(kind, deny_unseen_memory=subtree is None) for kind in Filter}
     leftovers = list(subtree.directories.values()) if subtree else []
     try:
         if is_root:
-            result = _as_root(bwrap, certificate, readable, subtree, filter_, uid, parent)
+            result = _as_root(bwrap, certificate, readable, subtree, filters, uid, parent)
         else:
-            result = _as_user(bwrap, certificate, Path(cast(str, config["state_dir"])), subtree, filter_, parent)
+            result = _as_user(bwrap, certificate, Path(cast(str, config["state_dir"])), subtree, filters, parent)
     except BaseException:
         for directory in leftovers:
             cgroups.remove_tree(directory)
@@ -77,8 +77,8 @@ def _accounting(subtree: cgroups.Subtree | None, places: dict[str, str]) -> Acco
 
 
 def _as_root(
-    bwrap: str, certificate: str | None, readable: list[str], subtree: cgroups.Subtree | None, filter_: bytes,
-    uid: int, parent: int,
+    bwrap: str, certificate: str | None, readable: list[str], subtree: cgroups.Subtree | None,
+    filters: Mapping[Filter, bytes], uid: int, parent: int,
 ) -> Confinement:  # fmt: skip
     root = privilege.PrivateRoot()
     for place in ("/usr", "/proc", "/dev"):
@@ -102,7 +102,7 @@ def _as_root(
         bwrap=privilege.BWRAP,
         skeleton=privilege.SKELETON,
         system_mounts=content.mounts,
-        seccomp=filter_,
+        seccomp=filters,
         accounting=_accounting(subtree, places),
         locate=root.locate,
         leftovers=list(subtree.directories.values()) if subtree else [],
@@ -111,8 +111,9 @@ def _as_root(
 
 
 def _as_user(
-    bwrap: str, certificate: str | None, state_dir: Path, subtree: cgroups.Subtree | None, filter_: bytes, parent: int
-) -> Confinement:
+    bwrap: str, certificate: str | None, state_dir: Path, subtree: cgroups.Subtree | None,
+    filters: Mapping[Filter, bytes], parent: int,
+) -> Confinement:  # fmt: skip
     make_private(state_dir)
     _sweep(state_dir)
     directory, lock = _locked_directory(state_dir)
@@ -131,7 +132,7 @@ def _as_user(
         bwrap=bwrap,
         skeleton=str(root),
         system_mounts=content.mounts,
-        seccomp=filter_,
+        seccomp=filters,
         accounting=_accounting(subtree, subtree.directories if subtree else {}),
         locate=os.path.realpath,
         leftovers=leftovers,

@@ -8,7 +8,8 @@ number of a descriptor, and for a language other than Python `-- NAME=VALUE... -
     CONTROL  from the launcher: `P` when every limit holds, and a runtime may be started, to wait at its gate;
              `R` releases the program; end of file means the launcher has gone
     PAYLOAD  what to run: marshalled (main file, code, arguments, environment, path to append or None, place or None);
-             the place is the working directory with its device and inode, where that is not the one at the start
+             the place, where that is not the directory at the start, is the working directory with its device and
+             inode, the most bytes of a file or None, and whether the code is written there
     STDOUT, STDERR  the program's output
     ENTRANCE  `tasks` of the control groups that pid 1 enters
 
@@ -35,7 +36,7 @@ import sys
 
 TYPE_CHECKING = False  # as `typing` has it, which would take too long
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 _PR_SET_DUMPABLE = 4
 _FIRST_FREE_FD = 3
@@ -228,6 +229,13 @@ class Runtime:
         posix.close(self._call)
 
 
+def limit_files(resource: Any, max_bytes: int) -> None:
+    """The longest file that a child may make, beside the limit that it has. `resource` is the module."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    value = max_bytes if hard == resource.RLIM_INFINITY else min(max_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (value, value))
+
+
 def hear(control: int, word: bytes) -> None:
     """Wait for the launcher's next word; end without it."""
     if posix.read(control, 1) != word:
@@ -255,7 +263,7 @@ def start() -> None:
     posix.write(status, b"U")
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # the only handler that Python installs
     set_dumpable(1)  # as it is: this only loads what the call needs
-    import resource  # noqa: F401 - `wait4` would, at its first success
+    import resource  # `wait4` would, at its first success
 
     gc.freeze()  # what is here now is not collected in the child, which would copy each of its pages (2 ms)
     hear(control, b"P")  # not before: the limits of this process are what a child inherits
@@ -264,9 +272,14 @@ def start() -> None:
     # Only now is there something to run: a sandbox may have waited for its call.
     size = posix.fstat(payload).st_size
     file, code, arguments, environment, packages, place = marshal.loads(posix.pread(payload, size, 0))  # noqa: S302 - ours
+    max_file_bytes, written = None, True
     if place is not None:
-        enter(*place)
-    write_main(file, code)
+        directory, device, inode, max_file_bytes, written = place
+        enter(directory, device, inode)
+    if written:
+        write_main(file, code)
+    if max_file_bytes is not None:
+        limit_files(resource, max_file_bytes)
     if runtime is not None:
         runtime.require_up()
     set_dumpable(0)  # only now: until the release, the launcher opens this process's namespaces

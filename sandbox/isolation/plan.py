@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +22,15 @@ PYTHON_COMMANDS = "/run/python"
 SANDBOX_UID = 1000
 SANDBOX_GID = 1000
 MIB = 1024 * 1024
+_LEAST_ROOM_BYTES = MIB  # of a directory that is nearly full: what a program needs for its temporary files
+
+
+class Filter(StrEnum):
+    """Which system calls a sandbox refuses; each refuses what the one before does, and more (`seccomp.py`)."""
+
+    COMMON = "common"
+    NO_UNIX_SOCKETS = "no-unix-sockets"  # where sockets of the host's programs may lie in the working directory
+    NO_GROWTH = "no-growth"  # where the working directory is full: it can be read and emptied, and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,7 @@ class LaunchPlan:
         Tmpfs("/dev/shm", 128 * MIB, 4_096),  # noqa: S108
     )
     rlimits: Rlimits = Rlimits()
+    filter: Filter = Filter.COMMON
     hostname: str = "sandbox"
 
     def mounts(self) -> tuple[ReadOnly, ...]:
@@ -103,6 +114,10 @@ class Workdir:
     `directory` is below it, empty for itself; the code is written there to `script`, a name without a slash. The two
     descriptors are of `root` and of `directory`; whoever made the value keeps them open for as long as it is used.
     `root` itself is for messages. `max_bytes` and `max_files` bound what the tree may hold; None is no limit.
+
+    `client` tells a directory that the host's own programs use, too. `room_bytes` is what was left of `max_bytes` when
+    it was last counted: no file is made longer than that. `full`: nothing is left, so that the code may only read and
+    remove, and no script is written.
     """
 
     root: Path
@@ -112,6 +127,23 @@ class Workdir:
     directory_fd: int
     max_bytes: int | None = None
     max_files: int | None = None
+    client: bool = False
+    room_bytes: int | None = None
+    full: bool = False
+
+    @property
+    def filter(self) -> Filter:
+        """What a sandbox with this directory refuses."""
+        if self.full:
+            return Filter.NO_GROWTH
+        return Filter.NO_UNIX_SOCKETS if self.client else Filter.COMMON
+
+    @property
+    def max_file_bytes(self) -> int | None:
+        """How long the code may make a file; None for as long as any attempt may."""
+        if self.full:
+            return 0
+        return None if self.room_bytes is None else max(self.room_bytes, _LEAST_ROOM_BYTES)
 
     @property
     def inside(self) -> str:
@@ -134,6 +166,7 @@ def plan_from_message(message: object) -> LaunchPlan:
     data = dict(cast("dict[str, object]", message))
     for key, kind in (("read_only", ReadOnly), ("tmpfs", Tmpfs)):
         data[key] = tuple(kind(**item) for item in cast("list[dict[str, object]]", data[key]))  # type: ignore[arg-type]
+    data["filter"] = Filter(cast(str, data["filter"]))
     data["rlimits"] = Rlimits(**cast("dict[str, int]", data["rlimits"]))
     for key in ("argv", "program", "arguments"):
         data[key] = tuple(cast("list[str]", data[key]))

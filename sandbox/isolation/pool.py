@@ -16,7 +16,7 @@ from typing import Any
 from sandbox.isolation.client import IsolationUnavailable, Launcher, Sandbox
 from sandbox.isolation.plan import LaunchPlan, Workdir, without_call
 
-MAX_PLANS = 4  # two languages, each with two memory limits
+MAX_PLANS = 6  # two languages, each with two memory limits; and Python in clients' directories, with as many
 
 
 @dataclass(slots=True)

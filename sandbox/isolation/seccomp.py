@@ -21,6 +21,7 @@ from collections.abc import Iterable
 import pyseccomp
 
 from proxy import memory_file
+from sandbox.isolation.plan import Filter
 
 _LOW = 0xFFFF_FFFF
 
@@ -67,10 +68,24 @@ _MODES = {
     "chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mkdir": 1, "mkdirat": 2, "mknod": 1,
     "mknodat": 2,
 }  # fmt: skip
-_NUMBERS = {"fchmodat2": 452}  # on every architecture; libseccomp has the name since 2.5.5 only
+_NUMBERS = {"fchmodat2": 452, "setxattrat": 463}  # on every architecture; libseccomp has the name since 2.5.5 only
 _MODES_OF_NEW = {"open": (1, 2), "openat": (2, 3)}
 _TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY
 _MAKING = (os.O_CREAT, _TMPFILE)
+
+# Room on a disk by the gigabyte within a moment, faster than anybody can look. The C library then writes zeros instead.
+_FALLOCATE_IOCTLS = (0x4030_5828, 0x4030_582A, 0x4030_5839)  # FS_IOC_RESVSP, FS_IOC_RESVSP64, FS_IOC_ZERO_RANGE
+
+# What makes a tree hold more while no file may become longer: a name, an attribute, a page of a hole that is written to
+# by a mapping, another file's blocks. Sockets are names, too.
+_GROWING = (
+    "mkdir mkdirat mknod mknodat symlink symlinkat link linkat creat rename renameat renameat2 setxattr lsetxattr "
+    "fsetxattr setxattrat"
+).split()
+_CLONING_IOCTLS = (0x4004_9409, 0x4020_940D)  # FICLONE, FICLONERANGE
+_MAP_SHARED, _MAP_ANONYMOUS = 0x1, 0x20  # MAP_SHARED_VALIDATE has the bit of MAP_SHARED
+# Of a pair, these are datagram sockets (to the kernel, raw ones are), which can be connected anew, to any path.
+_UNCONNECTED_TYPES = (socket.SOCK_DGRAM, socket.SOCK_RAW)
 
 _TIOCSTI = 0x5412  # types into the terminal
 _TIOCLINUX = 0x541C  # pastes into it
@@ -98,7 +113,7 @@ def _denied_values(argument: int, allowed: Iterable[int]) -> list[pyseccomp.Arg]
     return compares
 
 
-def _build(*, deny_unseen_memory: bool) -> pyseccomp.SyscallFilter:
+def _build(kind: Filter, *, deny_unseen_memory: bool) -> pyseccomp.SyscallFilter:
     seccomp = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     # Calls of another architecture (i386, x32) have other numbers, which no rule here would match.
     seccomp.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.KILL_PROCESS)
@@ -136,11 +151,14 @@ def _build(*, deny_unseen_memory: bool) -> pyseccomp.SyscallFilter:
         deny(eperm, name, pyseccomp.Arg(0, pyseccomp.NE, who_process))  # of a group or a user, which pid 1 is in
         deny(eperm, name, masked(1, _LOW, _PID_1))
 
+    # Where nothing can be made, there is one rule for these calls: libseccomp takes none that another goes into.
+    refused = _GROWING if kind is Filter.NO_GROWTH else []
     for bit in _SET_ID_BITS:
         for name, mode in _MODES.items():
-            deny(eperm, name, masked(mode, bit, bit))
+            if name not in refused:
+                deny(eperm, name, masked(mode, bit, bit))
         for name, (flags, mode) in _MODES_OF_NEW.items():
-            for making in _MAKING:
+            for making in _MAKING if kind is not Filter.NO_GROWTH else ():
                 deny(eperm, name, masked(flags, making, making), masked(mode, bit, bit))
 
     for request in (_TIOCSTI, _TIOCLINUX):
@@ -151,20 +169,42 @@ def _build(*, deny_unseen_memory: bool) -> pyseccomp.SyscallFilter:
     for compare in _denied_values(2, _PROTOCOLS):
         deny(eperm, "socket", compare)
     for family in (socket.AF_INET, socket.AF_INET6):
-        for kind in _DENIED_TYPES:
-            deny(eperm, "socket", masked(0, _LOW, family), masked(1, _SOCKET_TYPE_MASK, kind))
+        for number in _DENIED_TYPES:
+            deny(eperm, "socket", masked(0, _LOW, family), masked(1, _SOCKET_TYPE_MASK, number))
     netlink = masked(0, _LOW, socket.AF_NETLINK)
     deny(eperm, "socket", netlink, pyseccomp.Arg(2, pyseccomp.NE, _NETLINK_ROUTE))
     deny(eperm, "socketpair", pyseccomp.Arg(0, pyseccomp.NE, socket.AF_UNIX))
+
+    eopnotsupp = pyseccomp.ERRNO(errno.EOPNOTSUPP)
+    deny(eopnotsupp, "fallocate")
+    for request in _FALLOCATE_IOCTLS:
+        deny(eopnotsupp, "ioctl", masked(1, _LOW, request))
+
+    if kind is not Filter.COMMON:
+        eacces = pyseccomp.ERRNO(errno.EACCES)
+        deny(eacces, "socket", masked(0, _LOW, socket.AF_UNIX))
+        for number in _UNCONNECTED_TYPES:
+            deny(eacces, "socketpair", masked(1, _SOCKET_TYPE_MASK, number))
+
+    if kind is Filter.NO_GROWTH:
+        edquot = pyseccomp.ERRNO(errno.EDQUOT)
+        for name in refused:
+            deny(edquot, name)
+        for name, (flags, _) in _MODES_OF_NEW.items():
+            for making in _MAKING:
+                deny(edquot, name, masked(flags, making, making))
+        for request in _CLONING_IOCTLS:
+            deny(edquot, "ioctl", masked(1, _LOW, request))
+        deny(edquot, "mmap", masked(3, _MAP_SHARED | _MAP_ANONYMOUS, _MAP_SHARED))
     return seccomp
 
 
-def build_filter(*, deny_unseen_memory: bool) -> bytes:
+def build_filter(kind: Filter = Filter.COMMON, *, deny_unseen_memory: bool) -> bytes:
     """The filter as BPF, for `bwrap --seccomp`.
 
     `deny_unseen_memory` where memory is sampled, not accounted for by the kernel. Raises `OSError` from libseccomp.
     """
-    seccomp = _build(deny_unseen_memory=deny_unseen_memory)
+    seccomp = _build(kind, deny_unseen_memory=deny_unseen_memory)
     with open(memory_file.create("seccomp"), "w+b") as file:
         seccomp.export_bpf(file)
         file.seek(0)

@@ -89,7 +89,7 @@ class Supervision:
         self._status, status_w = self._pipe()
         control_r, self._control = self._pipe()
         filter_r, filter_w = self._pipe()
-        os.write(filter_w, confinement.seccomp)  # a few KiB: fits the pipe
+        os.write(filter_w, confinement.seccomp[self._plan.filter])  # a few KiB: fits the pipe
         self._close(filter_w)
         descriptors = Descriptors(
             info_w, filter_r, (status_w, control_r, payload, stdout, stderr, *self._group.entrances)

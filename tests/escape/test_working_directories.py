@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -31,7 +32,7 @@ from sandbox.contract import CodeCall, InvalidCall, ToolResult
 from sandbox.isolation import syscalls
 from sandbox.isolation.plan import MIB
 from sandbox.owners import Owner
-from sandbox.workdir import USER_DATA_UID, Placed, Quota, UserDataFull, WorkingDirectories
+from sandbox.workdir import USER_DATA_UID, Placed, Quota, WorkingDirectories
 from tests.remote_executor import until
 from tests.unprivileged import unprivileged_command
 
@@ -78,7 +79,7 @@ class Desk:
     @contextlib.contextmanager
     def started(
         self, code: str, working_dir: str | None = None, *, root: Path | None = None, quota: Quota | None = None,
-        timeout: float = 60,
+        timeout: float = 60, language: Literal["python", "javascript"] = "python",
     ) -> Iterator[tuple[Callable[[], Ran], Placed, Callable[[str], None]]]:  # fmt: skip
         """The way to wait for the end of a call that runs, where it was placed, and the way to wait for its words."""
         output, heard = bytearray(), threading.Condition()
@@ -95,9 +96,10 @@ class Desk:
         with self.directories.place(
             root or self.root(), working_dir, quota=quota or Quota(1024 * MIB, 100_000), client=root is not None
         ) as placed:
+            self.do(placed.require_room())
 
             async def submit() -> RunningCall:
-                call = CodeCall(language="python", code=code, timeout=timeout)
+                call = CodeCall(language=language, code=code, timeout=timeout)
                 return self.executor.submit(call, sink, terms=Terms(placed=placed))
 
             running = self.do(submit())
@@ -515,46 +517,297 @@ def test_pipes_and_sockets_that_are_left_hold_nothing_up(desk: Desk) -> None:
     code = "import os, socket\nos.mkfifo('pipe')\nsocket.socket(socket.AF_UNIX).bind('socket')\nos.mkdir('d'); os.mkfifo('d/pipe')"
     assert desk.run(code).result.status == "success"
     with desk.directories.place(desk.root(), None, quota=Quota(MIB, 100), client=False) as placed:
-        placed.require_room()
+        desk.do(placed.require_room())
+        assert placed.full is None
     assert desk.run(LOOK).result.status == "success"
 
 
 FILLS = {
-    "one file": ("f = open('big', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()", "bytes"),
     "files that are closed": ("n = 0\nwhile True:\n    n += 1\n    open(f'f{n}', 'wb').write(bytes(1 << 20))", "bytes"),
     "a closed directory": (
-        "os.mkdir('d'); f = open('d/big', 'wb'); os.chmod('d', 0)\nwhile True: f.write(bytes(1 << 20)); f.flush()", "bytes",
+        (
+            "os.mkdir('d'); files = [open(f'd/{n}', 'wb', 0) for n in range(9)]; os.chmod('d', 0)\n"
+            "while True: [file.write(bytes(1 << 20)) for file in files]"
+        ),
+        "bytes",
     ),
     "many files": ("n = 0\nwhile True:\n    n += 1\n    open(f'f{n}', 'w').close()", "inodes"),
     "names of one file": (
         "n = 0\nwhile True:\n    n += 1; os.link('file', f'f{n}')\n    if n % 999 == 0: os.unlink('file'); open('file', 'w').close()",
         "inodes",
     ),
-    "deep directories": ("import time\nfor _ in range(300): os.mkdir('d'); os.chdir('d')\ntime.sleep(100)", "inodes"),
+    "deep directories": ("while True: os.mkdir('d'); os.chdir('d'); open('f', 'w').close()", "inodes"),
+    "holes that a mapping fills": (
+        (
+            "import mmap\nwhile True:\n    f = open(os.urandom(8).hex(), 'w+b'); f.truncate(4 << 20)\n"
+            "    m = mmap.mmap(f.fileno(), 4 << 20)\n    for place in range(0, 4 << 20, 4096): m[place] = 1"
+        ),
+        "bytes",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILLS)
-def test_who_fills_the_directory_is_ended_and_the_next_is_refused(desk: Desk, name: str) -> None:
-    """By bytes or by files, in whatever form; the result says which limit, and the policy's key for it."""
+def test_who_fills_the_directory_is_ended_and_the_next_can_only_make_room(desk: Desk, name: str) -> None:
+    """By bytes or by files, in whatever form; the result says which limit, and the policy's key for it.
+
+    With what is removed, all is as before.
+    """
     code, exhausted = FILLS[name]
     quota = Quota(32 * MIB, 2000)
     ran = desk.run(f"import os\nos.nice(10)\n{code}", quota=quota, timeout=100)
-    assert (ran.result.status, ran.result.cause) == ("killed", "disk"), ran.result
+    assert (ran.result.status, ran.result.cause) in (("killed", "disk"), ("error", "disk")), ran.result
     (full,) = (one for one in ran.result.attempts[0].evidence.full_disks if one.path == "/workspace")
     assert full.exhausted == exhausted
     assert ran.result.error is not None
-    assert re.search("code_exec.user_data.max_(mib|files)|more than 128 deep", ran.result.error.message)
-    with desk.directories.place(desk.root(), None, quota=quota, client=False) as placed:
-        with pytest.raises(UserDataFull) as caught:
-            placed.require_room()
-    assert caught.value.code == "user_data_full"
+    assert re.search("code_exec.user_data.max_(mib|files)", ran.result.error.message)
+    with desk.started("open('more', 'w')", quota=quota) as (end, placed, _):
+        assert placed.full is not None
+        assert placed.full.startswith("user_data_full: ")
+        failed = end().result
+    assert (failed.status, failed.cause) == ("error", "exit")
+    assert "Disk quota exceeded" in failed.stderr
+    empty = (
+        "import subprocess\nsubprocess.run(['chmod', '-R', 'u+rwx', '/workspace'])\n"
+        "print(subprocess.run(['find', '/workspace', '-mindepth', '1', '-delete']).returncode)"
+    )
+    freed = desk.run(empty, quota=quota)
+    assert freed.seen == 0
+    assert list(desk.root().iterdir()) == []
+    with desk.started("open('more', 'w').write('again')", quota=quota) as (end, placed, _):
+        assert placed.full is None
+        assert end().result.status == "success"
+
+
+GROW = """
+import ctypes, fcntl, json, mmap, os, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+grown = []
+def attempt(name, act):
+    try:
+        act()
+    except OSError:
+        return
+    grown.append(name)
+def call(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "")
+def check(result):
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "")
+def fill(flags=mmap.MAP_SHARED):
+    with mmap.mmap(os.open("hole", os.O_RDWR), 1 << 20, flags=flags) as mapped:
+        mapped[:] = b"x" * (1 << 20)
+def upgrade():
+    libc.mmap.restype = ctypes.c_void_p
+    place = libc.mmap(None, 1 << 20, 1, 1, os.open("hole", os.O_RDWR), 0)
+    if place in (None, ctypes.c_void_p(-1).value) or libc.mprotect(ctypes.c_void_p(place), 1 << 20, 3):
+        raise OSError(ctypes.get_errno(), "")
+    ctypes.memset(place, 1, 1 << 20)
+def reserve(request):
+    fcntl.ioctl(os.open("hole", os.O_RDWR), request, struct.pack("=hhxxxxqqiI16x", 0, 0, 0, 1 << 20, 0, 0))
+os.chdir("/workspace")
+attempt("make", lambda: os.close(os.open("made", os.O_CREAT | os.O_WRONLY)))
+attempt("make elsewhere", lambda: os.close(os.open("/tmp/made", os.O_CREAT | os.O_WRONLY)))
+attempt("creat", lambda: check(libc.creat(b"creat", 0o600)))
+attempt("tmpfile", lambda: os.open(".", os.O_TMPFILE | os.O_RDWR))
+attempt("mkdir", lambda: os.mkdir("directory"))
+attempt("mkfifo", lambda: os.mkfifo("pipe"))
+attempt("symlink", lambda: os.symlink("x", "link"))
+attempt("link", lambda: os.link("file", "linked"))
+attempt("rename", lambda: os.rename("other", "a-longer-name-than-the-one-before"))
+attempt("socket", lambda: socket.socket(socket.AF_UNIX).bind("socket"))
+attempt("xattr", lambda: os.setxattr("file", "user.x", b"x" * 2000))
+attempt("write", lambda: os.write(os.open("file", os.O_WRONLY), b"x"))
+attempt("append", lambda: os.write(os.open("file", os.O_WRONLY | os.O_APPEND), b"x"))
+attempt("write into a hole", lambda: os.pwrite(os.open("hole", os.O_WRONLY), b"x", 4096))
+attempt("lengthen", lambda: os.truncate("file", 1 << 20))
+attempt("copy", lambda: os.copy_file_range(os.open("file", os.O_RDONLY), os.open("hole", os.O_WRONLY), 10))
+attempt("sendfile", lambda: os.sendfile(os.open("hole", os.O_WRONLY), os.open("file", os.O_RDONLY), 0, 10))
+attempt("map", fill)
+attempt("map, and then write", upgrade)
+attempt("fallocate", lambda: call(285, os.open("hole", os.O_RDWR), 0, ctypes.c_long(0), ctypes.c_long(1 << 20)))
+attempt("posix_fallocate", lambda: os.posix_fallocate(os.open("hole", os.O_RDWR), 0, 1 << 20))
+for request in (0x40305828, 0x4030582A, 0x40305839):
+    attempt("reserve", lambda: reserve(request))
+read = open("file").read(3)
+os.truncate("file", 0); os.rmdir("empty")
+if os.path.exists("other"): os.unlink("other")
+print(json.dumps([grown, read, sorted(os.listdir("."))]))
+"""
+GROWING = {
+    "make", "creat", "mkdir", "mkfifo", "symlink", "link", "rename", "socket", "write", "append", "write into a hole",
+    "lengthen", "sendfile", "map", "map, and then write",
+}  # fmt: skip
+
+
+def test_in_a_full_directory_nothing_can_grow_and_all_can_be_removed(desk: Desk) -> None:
+    """Not by a name, a longer file, a hole or an attribute; and the same program, where there is room, does all of it."""
+    alice = desk.root()
+
+    def prepare() -> None:
+        subprocess.run(["find", str(alice), "-mindepth", "1", "-delete"], check=True)
+        for name in ("file", "other", "big"):
+            (alice / name).write_text("own")
+            give(alice / name)
+        with open(give(alice / "big"), "wb") as file:
+            file.write(bytes(2 * MIB))
+        with open(alice / "hole", "wb") as file:
+            file.truncate(1 << 20)
+        give(alice / "hole")
+        give_directory(alice / "empty")
+
+    prepare()
+    with desk.started(GROW, quota=Quota(MIB, 1000)) as (end, placed, _):
+        assert placed.full is not None
+        ran = end()
+        assert ran.result.status == "success", ran.result.stderr
+        assert ran.seen == [[], "own", ["big", "file", "hole"]]
+    assert (alice / "hole").stat().st_blocks == 0
+    prepare()
+    grown, read, _ = desk.run(GROW, quota=Quota(100 * MIB, 1000)).seen
+    assert read[:2] == "xw"
+    assert set(grown) >= GROWING, "the control"
+    assert not {"fallocate", "reserve"} & set(grown), "which no sandbox may"
+
+
+def test_a_deep_tree_can_be_removed_by_its_own_code(desk: Desk) -> None:
+    """One of 3,000 levels, longer than any path may be, in a directory that it has filled."""
+    quota = Quota(1024 * MIB, 2000)
+    made = desk.run("import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')", quota=quota)
+    assert made.result.cause == "disk"
+    removed = desk.run(
+        "import subprocess; print(subprocess.run(['rm', '-rf', '/workspace/d']).returncode)", quota=quota
+    )
+    assert removed.seen == 0
+    assert desk.run(LOOK, quota=quota).seen[2] == "own"
+
+
+def test_room_that_is_taken_at_once_is_found_at_the_end(desk: Desk) -> None:
+    """A program that has ended before anybody looked: its output is kept, and the result says that it left too much."""
+    code = "import os\nfor n in range(3): open(f'f{n}', 'wb').write(bytes(9 << 20))\nprint('written')\nos._exit(0)"
+    ran = desk.run(code, quota=Quota(16 * MIB, 100))
+    assert (ran.result.status, ran.result.cause) in (("error", "disk"), ("killed", "disk"))
+    assert [one.path for one in ran.result.attempts[0].evidence.full_disks] == ["/workspace"]
+    if ran.result.status == "error":
+        assert ran.result.exit_code == 0
+        assert ran.result.stdout == "written\n"
+        assert ran.result.error is not None
+        assert "exited with 0, and the working directory holds more than 16 MiB" in ran.result.error.message
+
+
+def test_no_room_is_taken_without_writing_it_nor_in_one_file_more_than_there_is(desk: Desk) -> None:
+    """`fallocate` is refused in every sandbox, so that the C library writes instead; a file ends where the room does."""
+    code = """
+import errno, json, os
+f = os.open("big", os.O_CREAT | os.O_RDWR)
+try:
+    os.posix_fallocate(f, 0, 1 << 30)
+    told = "taken"
+except OSError as error:
+    told = errno.errorcode[error.errno]
+size = os.fstat(f).st_size
+os.ftruncate(f, 0)
+os.posix_fallocate(f, 0, 1 << 20)
+few = os.fstat(f).st_blocks * 512
+try:
+    os.truncate("big", 65 << 20)
+except OSError as error:
+    print(json.dumps([told, size <= 64 << 20, few, errno.errorcode[error.errno]]))
+"""
+    told, little, few, longer = desk.run(code, quota=Quota(64 * MIB, 100)).seen
+    assert (told, longer) == ("EFBIG", "EFBIG")
+    assert little
+    assert few >= MIB, "the control: what there is room for is had"
+
+
+def test_a_runtime_that_was_started_before_its_call_has_no_working_directory(desk: Desk) -> None:
+    """It would be in another one, which the call's lies over."""
+    result = desk.run("console.log(1)", language="javascript").result
+    assert result.error is not None
+    assert "a call in a working directory is one in Python" in result.error.message
+    assert sorted(path.name for path in desk.root().iterdir()) == ["file"]
+
+
+def test_programs_that_ask_for_room_beforehand_work_without_it(desk: Desk) -> None:
+    """Databases, temporary files and memory that is shared among processes."""
+    code = """
+import json, multiprocessing, shutil, sqlite3, tempfile
+one = sqlite3.connect("one.db")
+one.execute("pragma journal_mode=wal"); one.execute("pragma mmap_size=1000000")
+one.execute("create table t (x)"); one.executemany("insert into t values (?)", [(str(n) * 9,) for n in range(9999)])
+one.commit()
+with tempfile.TemporaryFile() as file:
+    file.write(bytes(1 << 20))
+shutil.copy("one.db", "two.db")
+value = multiprocessing.Value("i", 0)
+def add(): value.value = 7
+process = multiprocessing.get_context("fork").Process(target=add); process.start(); process.join()
+print(json.dumps([one.execute("select count(*) from t").fetchone(), value.value]))
+"""
+    assert desk.run(code).seen == [[9999], 7]
+
+
+CONNECT = """
+import json, socket
+found = []
+def attempt(name, act):
+    try:
+        act()
+        found.append(name)
+    except OSError:
+        pass
+def dial(kind, make):
+    one = make()
+    one.connect("listening" if kind == socket.SOCK_STREAM else "datagrams")
+    one.send(name.encode())
+for name, kind, make in (
+    ("stream", socket.SOCK_STREAM, lambda: socket.socket(socket.AF_UNIX)),
+    ("datagram", socket.SOCK_DGRAM, lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)),
+    ("of a pair", socket.SOCK_DGRAM, lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0]),
+    ("raw, of a pair", socket.SOCK_DGRAM, lambda: socket.socketpair(socket.AF_UNIX, 3)[0]),
+):
+    attempt(name, lambda: dial(kind, make))
+attempt("bind", lambda: socket.socket(socket.AF_UNIX).bind("bound"))
+import asyncio, subprocess
+async def work():
+    process = await asyncio.create_subprocess_exec("echo", "works", stdout=subprocess.PIPE)
+    return (await process.communicate())[0].decode()
+print(json.dumps([found, asyncio.run(work())]))
+"""
+
+
+@pytest.mark.parametrize("client", [True, False])
+def test_no_socket_of_the_hosts_is_reached_in_a_clients_directory(desk: Desk, client: bool) -> None:
+    """Where a program of the host's listens. In a user's own directory there is none of the host's, and code may."""
+    with tempfile.TemporaryDirectory(prefix="sg-") as directory, contextlib.ExitStack() as stack:
+        project = Path(directory).resolve() if client else desk.root()
+        names = {"listening": socket.SOCK_STREAM, "datagrams": socket.SOCK_DGRAM}
+        listeners = {}
+        for name, kind in names.items():
+            (project / name).unlink(missing_ok=True)
+            listeners[name] = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            listeners[name].bind(str(project / name))
+            give(project / name) if not client else None
+            (project / name).chmod(0o777)
+        listeners["listening"].listen()
+        found, works = desk.run(CONNECT, root=project if client else None).seen
+        assert works == "works\n"
+        listeners["datagrams"].settimeout(0)
+        if client:
+            assert found == []
+            with pytest.raises(BlockingIOError):
+                listeners["datagrams"].recv(100)
+            assert not (project / "bound").exists()
+        else:
+            assert found == ["stream", "datagram", "of a pair", "raw, of a pair", "bind"], "the control"
+            assert listeners["datagrams"].recv(100)
 
 
 def test_holes_in_files_take_no_room(desk: Desk) -> None:
-    """A sparse file of a gigabyte is what it holds on the disk."""
-    code = "import os, time\nf = open('sparse', 'wb'); f.truncate(1000 << 20); f.flush(); time.sleep(2.5); os.unlink('sparse')"
-    assert desk.run(code, quota=Quota(MIB, 100)).result.status == "success"
+    """Sparse files of a gigabyte are what they hold on the disk."""
+    code = "import time\nfor n in range(50): open(f'sparse{n}', 'wb').truncate(20 << 20)\ntime.sleep(2.5)"
+    assert desk.run(code, quota=Quota(32 * MIB, 100)).result.status == "success"
 
 
 def test_two_calls_at_once_share_their_directory_and_not_their_scripts(desk: Desk) -> None:
@@ -665,7 +918,10 @@ def test_all_of_this_holds_for_an_ordinary_user() -> None:
     """The same tests, and those of the parts, in a process of an unprivileged uid."""
     files = [
         __file__,
-        *(str(Path(__file__).parents[1] / "sandbox" / f"test_{name}.py") for name in ("workdir", "quota")),
+        *(
+            str(Path(__file__).parents[1] / "sandbox" / f"test_{name}.py")
+            for name in ("workdir", "quota", "tally", "protected")
+        ),
     ]
     environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
     with unprivileged_command() as prefix:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.call_parsing import parse_call
 from sandbox.code_exec import (
     CodeExecCall,
     CodeExecResult,
@@ -328,3 +330,21 @@ def test_the_text_of_a_timeout_says_so_and_what_to_do() -> None:
     text = shown(answer(tool_result(Status.TIMEOUT, Cause.WALL_CLOCK)))
     assert "Code execution timed out after 9s" in text
     assert "[error] timeout: the program was ended after 9 s: raise `timeout`" in text
+
+
+@pytest.mark.parametrize("parse", [parse_call, parse_code_exec])
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        ({f"key{number}": 1 for number in range(100_000)}, "call"),
+        ({"env": {f"E{number}": "" for number in range(100_000)}}, "env"),
+        ({"packages": ["a"] * 100_000}, "packages"),
+    ],
+)
+def test_what_has_too_many_entries_is_refused_before_each_is_looked_at(
+    parse: Callable[[object], object], data: dict[str, object], where: str
+) -> None:
+    """With one fault, and not with one for each."""
+    with pytest.raises(InvalidCall) as refused:
+        parse(data)
+    assert refused.value.problems == [f"{where}: it has more than 1024 entries"]

@@ -1,29 +1,22 @@
-"""What a tree holds, and when that is too much."""
+"""When what a tree holds is too much, and who looks."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sandbox.isolation.plan import MIB, Workdir
-from sandbox.quota import MAX_DEPTH, Usage, find_excess, low_space, usage, watch
+from sandbox.quota import find_last_excess, find_usage, low_space, watch
 from tests import world
+from tests.remote_executor import until
 
 ENOUGH = 1 << 40
-
-
-def count(path: Path, max_bytes: int = ENOUGH, max_files: int = ENOUGH, stop: threading.Event | None = None) -> Usage:
-    descriptor = os.open(path, os.O_PATH)
-    try:
-        return usage(descriptor, max_bytes, max_files, stop)
-    finally:
-        os.close(descriptor)
 
 
 @pytest.fixture
@@ -38,88 +31,29 @@ def workdir(tree: Path, max_bytes: int | None = MIB, max_files: int | None = 100
     return Workdir(tree, "", "script", descriptor, descriptor, max_bytes, max_files)
 
 
-def test_it_counts_what_the_disk_gave(tree: Path) -> None:
-    """Files and directories at any depth; not the length of holes; a file with two names once."""
-    (tree / "a/b").mkdir(parents=True)
-    (tree / "a/b/file").write_bytes(b"x" * 100_000)
-    os.link(tree / "a/b/file", tree / "again")
-    with open(tree / "sparse", "wb") as file:
-        file.truncate(1 << 30)
-    found = count(tree)
-    assert found.files == 5
-    assert found.depth == 2
-    assert 100_000 <= found.bytes < 200_000
-
-
-def test_no_link_is_followed_and_nothing_is_waited_for(tree: Path, tmp_path: Path) -> None:
-    """Not to a directory, a file, itself or a pipe."""
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside/big").write_bytes(bytes(MIB))
-    for name, target in (("dir", "../outside"), ("file", "../outside/big"), ("loop", "."), ("dangling", "nowhere")):
-        (tree / name).symlink_to(target)
-    os.mkfifo(tree / "pipe")
-    found = count(tree)
-    assert found.files == 5
-    assert found.bytes < 100_000
-
-
-def test_it_ends_as_soon_as_it_is_too_much(tree: Path) -> None:
-    for number in range(500):
-        (tree / f"f{number}").touch()
-    assert count(tree, max_files=10).files == 11
-    stop = threading.Event()
-    stop.set()
-    assert count(tree, stop=stop).files == 0
-    for number in range(20):
-        (tree / f"d{number}").mkdir()
-        (tree / f"d{number}/big").write_bytes(bytes(200_000))
-    assert count(tree, max_bytes=300_000).bytes < 600_000
-
-
-def test_a_directory_that_its_owner_closed_is_counted(tree: Path) -> None:
-    (tree / "closed").mkdir()
-    (tree / "closed/big").write_bytes(bytes(500_000))
-    (tree / "closed").chmod(0)
-    assert count(tree).bytes >= 500_000
-    (tree / "closed").chmod(0o700)
-
-
-def test_directories_that_are_too_deep_are_too_much(tree: Path) -> None:
-    """The count needs a descriptor for each level: it has so many and no more."""
-    here = os.open(tree, os.O_RDONLY)
-    for _ in range(MAX_DEPTH + 50):
-        os.mkdir("d", dir_fd=here)
-        below = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = below
-    os.close(here)
-    before = len(os.listdir("/proc/self/fd"))
-    assert count(tree).depth == MAX_DEPTH + 1
-    assert len(os.listdir("/proc/self/fd")) == before
-    one = workdir(tree, ENOUGH, ENOUGH)
-    excess = find_excess(one)
-    os.close(one.root_fd)
-    assert excess is not None
-    assert "deep" in excess.text
-
-
-def test_a_tree_that_was_removed_holds_nothing(tree: Path) -> None:
-    descriptor = os.open(tree, os.O_PATH)
-    tree.rmdir()
-    assert usage(descriptor, ENOUGH, ENOUGH) == Usage(0, 0, 0)
-    os.close(descriptor)
-
-
 def test_a_file_system_with_little_left_is_too_full_for_anybody(tree: Path) -> None:
-    """A twentieth of a small one is kept, whatever the tree itself may hold."""
+    """A quarter of a small one is kept, whatever the tree itself may hold."""
     with world.small_filesystem(tree, 20 * MIB):
         one = workdir(tree, None, None)
         assert low_space(one.root_fd) is None
-        (tree / "big").write_bytes(bytes(19 * MIB + MIB // 2))
-        found = find_excess(one)
+        (tree / "big").write_bytes(bytes(16 * MIB))
+        found = low_space(one.root_fd)
         os.close(one.root_fd)
     assert found is not None
-    assert "left on the host" in found.text
+    assert "less than 5 MiB left on the host" in found.text
+
+
+@pytest.mark.parametrize(("all_files", "left", "wanted"), [(1000, 49, True), (1000, 50, False), (0, 0, False)])
+def test_a_file_system_that_can_have_few_more_files_is_too_full_too(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, all_files: int, left: int, wanted: bool
+) -> None:
+    """A twentieth is kept of those that it can have, where it has a limit."""
+    one = workdir(tree, None, None)
+    numbers = (4096, 4096, 1 << 30, 1 << 30, 1 << 30, all_files, left, left, 0, 255)
+    monkeypatch.setattr(os, "fstatvfs", lambda _: os.statvfs_result(numbers))
+    found = low_space(one.root_fd)
+    os.close(one.root_fd)
+    assert (found is not None and found.exhausted == "inodes") == wanted
 
 
 async def finished(one: Workdir, act: Callable[[], object]) -> str:
@@ -151,7 +85,6 @@ def test_a_watch_that_is_cancelled_gives_its_descriptors_back_and_does_not_linge
     for number in range(3000):
         (tree / f"f{number}").touch()
     one = workdir(tree, ENOUGH, ENOUGH)
-    before = len(os.listdir("/proc/self/fd"))
 
     async def scenario() -> float:
         watching = asyncio.create_task(watch(one))
@@ -161,6 +94,54 @@ def test_a_watch_that_is_cancelled_gives_its_descriptors_back_and_does_not_linge
         await asyncio.wait({watching})
         return time.monotonic() - started
 
+    asyncio.run(scenario())  # the loop's own descriptors of the first time
+    before = len(os.listdir("/proc/self/fd"))
     assert asyncio.run(scenario()) < 5
-    assert len(os.listdir("/proc/self/fd")) <= before
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before, "descriptors are left")
+    os.close(one.root_fd)
+
+
+def append(path: Path, size: int) -> None:
+    with open(path, "ab") as file:
+        file.write(bytes(size))
+
+
+def test_a_count_of_a_moment_ago_will_do_where_there_was_much_room(tree: Path) -> None:
+    """And not where there was little: what was written since could be too much."""
+    one = workdir(tree, MIB, 100)
+
+    async def scenario() -> list[int]:
+        found = []
+        for kib in (100, 100, 700, 100, 100):
+            found.append((await find_usage(one) or pytest.fail("it has bounds")).bytes)
+            append(tree / "file", kib * 1024)
+            if kib == 700:
+                await find_last_excess(one)
+        return found
+
+    first, again, third, counted, last = asyncio.run(scenario())
+    os.close(one.root_fd)
+    assert first == again == third, "the control: much was written meanwhile"
+    assert counted > first
+    assert last > counted
+
+
+def test_a_calls_own_script_is_not_too_much(tree: Path) -> None:
+    """It goes with the call; what the code has made of it counts beyond what a script has."""
+    (tree / "file").write_bytes(bytes(MIB))
+    for size, wanted in ((100_000, False), (2 * MIB, True)):
+        (tree / "script").write_bytes(bytes(size))
+        one = workdir(tree, MIB + 65536, 1)
+        assert (asyncio.run(find_last_excess(one)) is not None) == wanted
+        os.close(one.root_fd)
+
+
+def test_what_is_too_much_at_the_end_is_known(tree: Path) -> None:
+    one = workdir(tree, MIB, 100)
+    assert asyncio.run(find_last_excess(one)) is None
+    (tree / "big").write_bytes(bytes(2 * MIB))
+    excess = asyncio.run(find_last_excess(one))
+    assert excess is not None
+    assert excess.exhausted == "bytes"
+    assert asyncio.run(find_last_excess(replace(one, full=True))) is None, "nothing can have been put there"
     os.close(one.root_fd)

@@ -37,6 +37,16 @@ def test_a_token_is_of_one_tenant() -> None:
 @pytest.mark.parametrize(
     "token",
     ["", "sgt_", TOKENS[0][:-1], TOKENS[0] + " ", TOKENS[0].upper(), hash_token(TOKENS[0]), "\ud800", "x" * 10**6],
+    ids=[
+        "empty",
+        "prefix",
+        "cut",
+        "space",
+        "capitals",
+        "hash",
+        "surrogate",
+        "long",
+    ],  # each process makes its own tokens
 )
 def test_what_is_not_exactly_a_token_is_nobodys(token: str) -> None:
     assert TABLE.find(token) is None

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from sandbox.contract import InvalidCall
 from sandbox.isolation import syscalls
-from sandbox.isolation.plan import MIB
+from sandbox.isolation.client import IsolationUnavailable
+from sandbox.isolation.plan import MIB, Filter
 from sandbox.owners import InvalidUser, Owner
+from sandbox.protected import Place
 from sandbox.state import InvalidSettings
-from sandbox.workdir import USER_DATA_UID, Placed, Quota, UserDataFull, WorkingDirectories, remove_stale
+from sandbox.workdir import USER_DATA_UID, Placed, Quota, WorkingDirectories, remove_stale
+from tests import world
 
 ROOT = os.getuid() == 0
 QUOTA = Quota(MIB, 100)
@@ -32,7 +38,8 @@ def directories(state: Path, tmp_path: Path) -> WorkingDirectories:
     kept.mkdir()
     for name in ("policy.yaml", "audit.jsonl"):
         (kept / name).touch()
-    return WorkingDirectories(state, (kept / "policy.yaml", kept / "audit.jsonl", kept / "service.sock"))
+    ours = [Place(kept / name) for name in ("policy.yaml", "audit.jsonl", "service.sock")]
+    return WorkingDirectories(state, lambda: ours)
 
 
 def placed_at(directories: WorkingDirectories, root: Path, working_dir: str | None = None) -> Placed:
@@ -125,10 +132,24 @@ class TestClientsRoots:
         (tmp_path / "project/sub").mkdir(parents=True)
         (tmp_path / "link").symlink_to("project")
         assert directories.check_client_root(tmp_path / "link") == tmp_path / "project"
-        with directories.place(tmp_path / "link", str(tmp_path / "project/sub"), quota=None, client=True) as placed:
+        with directories.place(tmp_path / "project", str(tmp_path / "project/sub"), quota=None, client=True) as placed:
             assert (placed.used, placed.replaced) == ("sub", False)
             assert placed.workdir.root == tmp_path / "project"
-            placed.require_room()
+            asyncio.run(placed.require_room())
+            assert placed.full is None
+            assert placed.workdir.filter is Filter.NO_UNIX_SOCKETS
+
+    def test_no_link_is_followed_to_one_that_was_looked_at_before(
+        self, directories: WorkingDirectories, tmp_path: Path
+    ) -> None:
+        """Neither in its place, nor on the way to it: what was looked at once is not resolved again."""
+        (tmp_path / "above/project").mkdir(parents=True)
+        (tmp_path / "elsewhere/project").mkdir(parents=True)
+        root = directories.check_client_root(tmp_path / "above/project")
+        (tmp_path / "above").rename(tmp_path / "moved")
+        (tmp_path / "above").symlink_to("elsewhere")
+        with pytest.raises(InvalidSettings, match="cannot be a working directory"):
+            directories.place(root, None, quota=None, client=True)
 
     def test_one_that_is_not_there_is_refused_with_a_hint(
         self, directories: WorkingDirectories, tmp_path: Path
@@ -137,6 +158,112 @@ class TestClientsRoots:
         for name in ("missing", "file"):
             with pytest.raises(InvalidSettings, match="hint:"):
                 directories.check_client_root(tmp_path / name)
+
+
+class TestToldDirectories:
+    """Those that a client tells, below the allowed ones."""
+
+    @pytest.fixture
+    def allowed(self, tmp_path: Path) -> Path:
+        (tmp_path / "projects/one/sub").mkdir(parents=True)
+        (tmp_path / "victim").mkdir()
+        return tmp_path / "projects"
+
+    @pytest.mark.parametrize(
+        "way", ["projects/one", "projects//./one/", "projects/one/../one", "projects/near", "by-link/one"]
+    )
+    def test_one_below_an_allowed_one_is_had(
+        self, directories: WorkingDirectories, allowed: Path, tmp_path: Path, way: str
+    ) -> None:
+        """By the name that the policy has for the allowed one, and by its own; also by a link that stays inside."""
+        (allowed / "near").symlink_to("one")
+        (tmp_path / "by-link").symlink_to("projects")
+        placed = directories.place_below([tmp_path / "missing", tmp_path / "by-link"], tmp_path / way, "sub")
+        assert placed is not None
+        with placed:
+            assert placed.workdir.root == allowed / "one"
+            assert (placed.used, placed.replaced) == ("sub", False)
+
+    @pytest.mark.parametrize(
+        "way", ["victim", "projects/../victim", "projects/out", "projects/far", "projects/one/up", "projectsx"]
+    )
+    def test_no_other_is(self, directories: WorkingDirectories, allowed: Path, tmp_path: Path, way: str) -> None:
+        """Not by `..`, nor by a link that code has made there."""
+        (allowed / "out").symlink_to("../victim")
+        (allowed / "far").symlink_to(tmp_path / "victim")
+        (allowed / "one/up").symlink_to("../../victim")
+        assert directories.place_below([allowed], tmp_path / way, None) is None
+
+    def test_one_that_is_swapped_while_it_is_opened_leads_nowhere(
+        self, directories: WorkingDirectories, allowed: Path, tmp_path: Path
+    ) -> None:
+        """A directory and a link change places without rest: what is had is never where the link leads."""
+        (allowed / "link").symlink_to(tmp_path / "victim")
+        (allowed / "dir").mkdir()
+        over = threading.Event()
+
+        def swap() -> None:
+            while not over.is_set():
+                exchange(allowed / "dir", allowed / "link")
+
+        swapping = threading.Thread(target=swap)
+        swapping.start()
+        victim = (tmp_path / "victim").stat().st_ino
+        had = refused = 0
+        try:
+            while had < 200 or refused < 200:
+                try:
+                    placed = directories.place_below([allowed], allowed / "dir", None)
+                except InvalidCall:  # it was swapped when it had been opened
+                    continue
+                if placed is None:
+                    refused += 1
+                    continue
+                with placed:
+                    had += 1
+                    assert os.fstat(placed.workdir.root_fd).st_ino != victim
+                    assert os.fstat(placed.workdir.directory_fd).st_ino != victim
+        finally:
+            over.set()
+            swapping.join()
+
+    def test_code_in_one_cannot_lead_another_elsewhere(
+        self, directories: WorkingDirectories, allowed: Path, tmp_path: Path
+    ) -> None:
+        """An allowed directory below an allowed one, which code has replaced by a link."""
+        (allowed / "two").symlink_to(tmp_path / "victim")
+        with pytest.raises(InvalidSettings, match="lies where code may write"):
+            directories.place_below([tmp_path / "missing", allowed / "two", allowed], allowed / "two", None)
+
+    def test_one_with_something_of_ours_is_refused(
+        self, directories: WorkingDirectories, allowed: Path, tmp_path: Path
+    ) -> None:
+        """Also where the allowed one has it, and what is told does not."""
+        for told in (tmp_path, tmp_path / "kept", tmp_path / "state"):
+            with pytest.raises(InvalidSettings, match="is in it, or it is in that"):
+                directories.place_below([tmp_path], told, None)
+        placed = directories.place_below([tmp_path], allowed / "one", None)
+        assert placed is not None
+        placed.close()
+
+    def test_every_descriptor_is_given_back(
+        self, directories: WorkingDirectories, allowed: Path, tmp_path: Path
+    ) -> None:
+        (allowed / "out").symlink_to("../victim")
+        before = len(os.listdir("/proc/self/fd"))
+        for way in ("one", "out", "missing", ".."):
+            try:
+                placed = directories.place_below([allowed], allowed / way, None)
+            except InvalidSettings:
+                continue
+            if placed is not None:
+                placed.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def exchange(one: Path, other: Path) -> None:
+    libc = ctypes.CDLL(None)
+    assert libc.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2) == 0
 
 
 class TestPlacing:
@@ -179,24 +306,50 @@ class TestPlacing:
     def test_every_descriptor_is_given_back(self, directories: WorkingDirectories) -> None:
         root = directories.user_root(Owner("", "alice"))
         (root / "sub").mkdir()
+        with placed_at(directories, root) as placed:
+            asyncio.run(placed.require_room())
         before = len(os.listdir("/proc/self/fd"))
         for way in (None, "sub", "..", "/etc", "missing", "a" * 300, "\0"):
             try:
                 with placed_at(directories, root, way) as placed:
-                    placed.require_room()
+                    asyncio.run(placed.require_room())
                     placed.close()
             except InvalidCall:
                 pass
         assert len(os.listdir("/proc/self/fd")) == before
 
-    def test_a_full_directory_is_refused_with_the_numbers_and_the_key(self, directories: WorkingDirectories) -> None:
+    def test_a_full_directory_is_one_to_remove_from_and_says_so(self, directories: WorkingDirectories) -> None:
+        """With the numbers and the key; once there is room it is as any other."""
         root = directories.user_root(Owner("", "alice"))
         (root / "big").write_bytes(bytes(2 * MIB))
-        with placed_at(directories, root) as placed, pytest.raises(UserDataFull) as caught:
-            placed.require_room()
-        assert caught.value.code == "user_data_full"
-        assert "more than 1 MiB (`code_exec.user_data.max_mib`)" in str(caught.value)
-        assert "hint:" in str(caught.value)
+        with placed_at(directories, root) as placed:
+            asyncio.run(placed.require_room())
+            assert placed.full is not None
+            assert placed.full.startswith("user_data_full: ")
+            assert "more than 1 MiB (`code_exec.user_data.max_mib`)" in placed.full
+            assert placed.workdir.filter is Filter.NO_GROWTH
+            assert placed.workdir.max_file_bytes == 0
+        (root / "big").unlink()
+        with placed_at(directories, root) as placed:
+            asyncio.run(placed.require_room())
+            assert placed.full is None
+            assert placed.workdir.filter is Filter.COMMON
+
+    def test_no_file_is_made_longer_than_what_there_is_room_for(self, directories: WorkingDirectories) -> None:
+        """At least 1 MiB, for what any program needs."""
+        root = directories.user_root(Owner("", "alice"))
+        (root / "some").write_bytes(bytes(3 * MIB))
+        for limit, wanted in ((10 * MIB, range(6 * MIB, 7 * MIB + 1)), (3 * MIB + 65536, range(MIB, MIB + 1))):
+            with directories.place(root, None, quota=Quota(limit, 100), client=False) as placed:
+                asyncio.run(placed.require_room())
+                assert placed.workdir.max_file_bytes in wanted
+
+    def test_a_host_without_space_is_not_the_users_fault(self, directories: WorkingDirectories) -> None:
+        root = directories.user_root(Owner("", "alice"))
+        with world.small_filesystem(root, 20 * MIB):
+            (root / "big").write_bytes(bytes(18 * MIB))
+            with placed_at(directories, root) as placed, pytest.raises(IsolationUnavailable, match="left on the host"):
+                asyncio.run(placed.require_room())
 
 
 class TestScripts:

@@ -15,6 +15,7 @@ import pyseccomp
 import pytest
 
 from sandbox.isolation import seccomp
+from sandbox.isolation.plan import Filter
 from tests.sandbox.isolation.conftest import PATIENCE_SECONDS, Outcome
 
 ALLOW, KILL = "allow", "kill"
@@ -186,6 +187,66 @@ def test_these_calls_are_judged_by_their_arguments(
 ) -> None:
     """With the low half of each, as the kernel takes it."""
     assert verdict(*call) == wanted
+
+
+@x86_64_only
+@pytest.mark.parametrize("kind", Filter)
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("fallocate", 0, 0, 0, 1 << 30), ("ioctl", 0, 0x40305828), ("ioctl", 0, 0x4030582A), ("ioctl", 0, 0x40305839),
+        ("ioctl", 0, 0x40305828 | HIGH),
+    ],
+)  # fmt: skip
+def test_no_sandbox_takes_room_without_writing(kind: Filter, call: tuple[str, *tuple[int, ...]]) -> None:
+    """With EOPNOTSUPP, on which the C library writes instead."""
+    program = seccomp.build_filter(kind, deny_unseen_memory=False)
+    assert evaluate(program, number_of(call[0]), call[1:]) == errno.EOPNOTSUPP
+
+
+@x86_64_only
+@pytest.mark.parametrize("kind", [Filter.NO_UNIX_SOCKETS, Filter.NO_GROWTH])
+def test_where_the_hosts_sockets_may_lie_there_is_none_that_can_be_connected(kind: Filter) -> None:
+    """But those of a pair that stay what they are: streams, and packets in sequence."""
+    program = seccomp.build_filter(kind, deny_unseen_memory=False)
+
+    def answer(name: str, *arguments: int) -> str | int:
+        return evaluate(program, number_of(name), arguments)
+
+    cloexec = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    for family in (UNIX, UNIX | HIGH):
+        for sort in (STREAM, DGRAM, RAW, socket.SOCK_SEQPACKET, STREAM | cloexec):
+            assert answer("socket", family, sort, 0) == errno.EACCES
+    for sort in (DGRAM, RAW, DGRAM | cloexec, RAW | HIGH):
+        assert answer("socketpair", UNIX, sort, 0) == errno.EACCES
+    for sort in (STREAM, socket.SOCK_SEQPACKET, STREAM | cloexec):
+        assert answer("socketpair", UNIX, sort, 0) == ALLOW
+    assert answer("socket", INET, STREAM, 0) == ALLOW
+
+
+@x86_64_only
+def test_in_a_full_directory_nothing_is_made_and_what_is_there_can_be_read_and_removed() -> None:
+    program = seccomp.build_filter(Filter.NO_GROWTH, deny_unseen_memory=False)
+
+    def answer(name: str, *arguments: int) -> str | int:
+        return evaluate(program, number_of(name), arguments)
+
+    made: list[tuple[str, *tuple[int, ...]]] = [
+        ("mkdir",), ("mkdirat",), ("mknod",), ("mknodat",), ("symlink",), ("symlinkat",), ("link",), ("linkat",),
+        ("creat",), ("rename",), ("renameat",), ("renameat2",), ("setxattr",), ("lsetxattr",), ("fsetxattr",),
+        ("open", 0, os.O_CREAT | os.O_WRONLY), ("openat", 0, 0, os.O_CREAT | HIGH), ("openat", 0, 0, os.O_TMPFILE),
+        ("openat", 0, 0, os.O_CREAT, 0o4755), ("ioctl", 0, 0x40049409), ("ioctl", 0, 0x4020940D), ("mmap", 0, 0, 3, 1),
+        ("mmap", 0, 0, 1, 1), ("mmap", 0, 0, 3, 3), ("mmap", 0, 0, 3, 1 | HIGH),
+    ]  # fmt: skip
+    assert {call: answer(*call) for call in made} == dict.fromkeys(made, errno.EDQUOT)
+    left: list[tuple[str, *tuple[int, ...]]] = [
+        ("open", 0, os.O_RDWR), ("openat", 0, 0, os.O_RDONLY), ("openat", 0, 0, os.O_DIRECTORY), ("unlink",),
+        ("unlinkat",), ("rmdir",), ("truncate",), ("ftruncate",), ("mmap", 0, 0, 3, 2), ("mmap", 0, 0, 3, 0x21),
+        ("chmod", 0, 0o755), ("execve",),
+    ]  # fmt: skip
+    assert {call: answer(*call) for call in left} == dict.fromkeys(left, ALLOW)
+    assert answer("chmod", 0, 0o4755) == EPERM
+    assert answer("clone", 0x1000_0000) == EPERM
 
 
 @x86_64_only

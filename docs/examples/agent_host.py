@@ -105,8 +105,8 @@ def model() -> Generator[ToolCall, str, None]:
     said = yield ToolCall("code_execution", {**python, "code": "print(1)", "timeout": 0, "colour": "blue"})
     if "timeout" in said:  # it reads the faults, and mends its call
         yield ToolCall("code_execution", {**python, "code": "print(1)", "timeout": 5})
-    fetch = "import urllib.request as r; print(r.urlopen('https://example.com').status)"
-    yield ToolCall("code_execution", {**python, "code": fetch, "allow_network": True, "domains": ["example.com"]})
+    fetch = "import urllib.request as r; print(r.urlopen('https://blocked.example').status)"
+    yield ToolCall("code_execution", {**python, "code": fetch, "allow_network": True, "domains": ["blocked.example"]})
     yield ToolCall("code_exec", {"code": "import time; print('too slow'); time.sleep(60)", "timeout": 1})
     add = "total = sum(range(10**6)); open('sum.txt', 'w').write(str(total)); print('written')"
     yield ToolCall("code_exec", {"code": add, "background": True})

@@ -29,10 +29,16 @@ class Place:
     ca: str | None = None
 
     def tls(self) -> ssl.SSLContext:
-        """Trusts the given authority, else those of this system."""
+        """Trusts the given authority, else those of this system. Raises `InvalidSettings`."""
         if self.socket is not None:
             return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; to load authorities takes a while
-        return ssl.create_default_context(cafile=self.ca)
+        try:
+            return ssl.create_default_context(cafile=self.ca)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidSettings(
+                f"`ca` is `{self.ca!a}`, and no authority can be read from it: {error.strerror or error}\nhint: give a "
+                "file of certificates in PEM form"
+            ) from error
 
 
 class Address(TypedDict, total=False):

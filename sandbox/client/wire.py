@@ -64,8 +64,12 @@ def failure_of(error: httpx.TransportError, place: Place) -> Failure:
     if isinstance(error, _NOT_SENT):
         why = "no answer to the connection in time" if timed_out else str(error) or type(error).__name__
         hint = "is `sluicegate serve` running, and is this its address?"
+        if "CERTIFICATE_VERIFY_FAILED" in why:
+            hint = "give the authority that signed its certificate as `ca`; the certificate has to name this host"
         return Failure(False, f"the service at {where} cannot be reached: {why}\nhint: {hint}", timed_out)
     why = "it took too long" if timed_out else str(error) or type(error).__name__
+    if not timed_out and place.base_url.startswith("http://") and place.socket is None:
+        why += "\nhint: if the service has TLS, write `https://`"
     return Failure(True, f"the service at {where} gave no answer: {why}", timed_out)
 
 

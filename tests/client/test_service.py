@@ -98,9 +98,12 @@ def test_output_comes_as_it_is_written_and_is_whole_in_the_end(client: Any) -> N
 
 def test_a_task_is_stopped_where_it_is(client: Any) -> None:
     task = client.submit(ENDLESS)
+    seen = ""
     for event in task.events():
         if event.kind == "stdout":
-            task.cancel()
+            seen += event.data["text"]
+            if seen.endswith("\n"):
+                task.cancel()
     record = task.wait(30)
     assert (record.state, record.result.cause, record.result.stdout) == ("cancelled", Cause.CANCELLED, "begun\n")
 

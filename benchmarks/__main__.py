@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import attempts, packages, proxy
+from benchmarks import attempts, packages, proxy, service
 
-BENCHMARKS = {"attempts": attempts.main, "proxy": proxy.main, "packages": packages.main}
+BENCHMARKS = {"attempts": attempts.main, "proxy": proxy.main, "service": service.main, "packages": packages.main}
 
 
 def main() -> None:

@@ -15,11 +15,24 @@ from sandbox.contract import DOMAINS_WITHOUT_NETWORK, CodeCall, InvalidCall, spe
 
 _MAX_STEP_CHARS = 80
 _MAX_PROBLEMS = 100
+_MAX_ENTRIES = 1024
 _NO_CHARACTER = "it has a lone surrogate, which is no character"
+
+
+def check_entries(data: object) -> None:
+    """Raises `InvalidCall` for a call with an object or a list that no field takes, before looking at each entry.
+
+    The most that a call can have in one place is 256 domains.
+    """
+    inner = data.items() if isinstance(data, dict) else ()
+    for name, value in (("call", data), *inner):
+        if isinstance(value, dict | list) and len(value) > _MAX_ENTRIES:
+            raise invalid_call({path_step(str(name)): f"it has more than {_MAX_ENTRIES} entries"})
 
 
 def parse_call(data: object) -> CodeCall:
     """A call from decoded JSON. Raises `InvalidCall` with every problem and its path."""
+    check_entries(data)
     problems = dict(_surrogates(data))
     readable = _readable(data)
     try:

@@ -115,6 +115,8 @@ class CallStore:
             self._engine = _engine(path)
         try:
             self._prepare()
+            with self._explained():
+                self._file = os.stat(path)
         except LedgerUnavailable:
             self._engine.dispose()
             self._unlock()
@@ -161,6 +163,12 @@ class CallStore:
             why = getattr(error, "orig", None) or error
             raise LedgerUnavailable(f"the ledger in `{self._directory}` cannot be used: {why}") from error
 
+    def check(self) -> None:
+        """Whether what is written still comes to where the next executor looks: the file may have been taken away."""
+        with self._explained():
+            if not os.path.samestat(self._file, os.stat(self._directory / _FILE)):
+                raise FileNotFoundError(f"another `{_FILE}` is there than the one in use")
+
     def take_lost(self) -> list[Entry]:
         """Calls that run and whose executor has gone. They are lost from now on, and not told again."""
         with self._begun() as connection:
@@ -175,6 +183,22 @@ class CallStore:
         for lock in (self._directory / _LOCKS).glob("*.lock"):
             self._is_gone(lock.stem)  # removes what is left of those that had no call open
         return lost
+
+    def stale_scripts(self) -> dict[str, StaleScript]:
+        """Scripts of lost calls, by the calls' ids."""
+        which = (_calls.c.state == State.LOST) & _calls.c.script.is_not(None)
+        with self._begun() as connection:
+            rows = connection.execute(select(_calls.c.call_id, _calls.c.script).where(which)).all()
+        return {row.call_id: StaleScript(**json.loads(row.script)) for row in rows}
+
+    def forget_script(self, call_id: str) -> None:
+        with self._begun() as connection:
+            connection.execute(update(_calls).where(_calls.c.call_id == call_id).values(script=None))
+
+    def trim(self) -> None:
+        """Let go what has expired, and what is beyond a tenant's share."""
+        with self._begun() as connection:
+            self._trim(connection)
 
     def begin(
         self, call_id: str, key: str | None, digest: str, owner: Owner, recording: Recording | None
@@ -238,6 +262,12 @@ class CallStore:
         except LedgerUnavailable:
             self._unclosed[call_id] = begun
             raise
+
+    def detach(self, call_id: str) -> None:
+        """From now on it is a background call, if it is recorded."""
+        with self._begun() as connection:
+            this = (_calls.c.call_id == call_id) & _calls.c.recorded
+            connection.execute(update(_calls).where(this).values(background=True))
 
     def record(self, call_id: str, owner: Owner) -> Entry | None:
         """A recorded call, if it is this owner's."""

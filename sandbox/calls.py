@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from proxy.network import Grant
 from sandbox.attempt import Attempt, AttemptOutcome, Sink
-from sandbox.contract import CodeCall, ToolResult
+from sandbox.contract import Cause, CodeCall, ToolResult
 from sandbox.ledger import Recording
 from sandbox.owners import Owner
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from sandbox.narrowing import Refused
     from sandbox.permits import Permit
     from sandbox.workdir import Placed
+
+
+BY_CALLER = "the caller ended the call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class RunningCall:
         self.settled = asyncio.Event()
         self.given: ToolResult | None = None
         self.amendments: list[Grant | None] = []
+        self.why = BY_CALLER
+        self.changed = asyncio.Event()  # another policy has come into force
         self.revised: Permit | None = None
         self.withdrawn: Refused | None = None
         self.stage = "accepted"
@@ -85,8 +90,10 @@ class RunningCall:
             answered.cancel()
         return self.noted_as
 
-    def cancel(self) -> None:
+    def cancel(self, why: str = BY_CALLER) -> None:
         """End the call, at whatever stage it is: the answer says so. Does nothing to a call that has its answer."""
+        if not self.cancelled.is_set():
+            self.why = why
         self.cancelled.set()
         if self.attempt is not None:
             self.attempt.cancel()
@@ -108,6 +115,7 @@ class RunningCall:
         await self._amend(grant)
 
     async def _amend(self, grant: Grant | None) -> None:
+        self.changed.set()
         if self.attempt is None and not self.outcomes:
             return  # its first attempt begins with what was last said, and with nothing of what was said before
         self.amendments.append(grant)
@@ -152,16 +160,20 @@ class RunningCall:
         if self.terms.placed is not None:
             self.terms.placed.remove_script()  # else another attempt could not write its own
         self.attempt = None
+        if outcome.verdict.cause is Cause.CANCELLED:
+            outcome = replace(outcome, verdict=replace(outcome.verdict, message=self.why))
         self.outcomes.append(outcome)
 
-    async def unless_cancelled[T](self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What `work` gives; None when the call is cancelled before that, and `work` then is, too."""
-        task, cancelled = asyncio.ensure_future(work), asyncio.ensure_future(self.cancelled.wait())
+    async def unless_cancelled[T](self, work: Coroutine[Any, Any, T], *others: asyncio.Event) -> T | None:
+        """What `work` gives; None when the call is cancelled before that, or one of `others` is set: `work` is, too."""
+        task = asyncio.ensure_future(work)
+        reasons = [asyncio.ensure_future(event.wait()) for event in (self.cancelled, *others)]
         try:
-            await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, *reasons}, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None
         finally:
-            cancelled.cancel()
+            for reason in reasons:
+                reason.cancel()
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})

@@ -15,11 +15,14 @@ import typer
 
 from sandbox.audit_commands import app as audit_app
 from sandbox.doctor import examine
+from sandbox.mcp_commands import mcp
 from sandbox.package_commands import app as packages_app
 from sandbox.policy_commands import app as policy_app
 from sandbox.policy_file import InvalidPolicy, default_policy_path
 from sandbox.run_commands import EXIT_INVALID, EXIT_OUR_FAULT, POLICY_HELP, call, calls, run, schema
+from sandbox.serve_commands import serve
 from sandbox.state import InvalidSettings
+from sandbox.token_commands import token
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(policy_app, name="policy")
@@ -27,7 +30,7 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(packages_app, name="packages")
 
 
-for _command in (run, call, schema, calls):
+for _command in (run, call, schema, calls, serve, mcp, token):
     app.command()(_command)
 
 

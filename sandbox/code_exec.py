@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sandbox.call_parsing import invalid_call, path_step
+from sandbox.call_parsing import check_entries, invalid_call, path_step
 from sandbox.contract import MAX_CODE_CHARS, Cause, Status, ToolResult
 
 DEFAULT_TIMEOUT_SECONDS = 30
@@ -61,6 +61,7 @@ def parse_code_exec(data: object) -> CodeExecCall:
     """A call from a JSON object. Raises `InvalidCall` with every fault, each with its parameter."""
     if not isinstance(data, dict):
         raise invalid_call({"call": f"it is not a JSON object, but {_kind(data)}"})
+    check_entries(data)
     known = ", ".join(_FIELDS)
     problems = {
         path_step(str(name)): f"it is not a field of a code_exec call; the fields are {known}"
@@ -143,7 +144,7 @@ class _Result(BaseModel):
 class WorkingDirReport(_Result):
     """Where the code ran. `used` is relative to the caller's own directory, `.` for that itself.
 
-    `replaced`: it is not what was asked for, for the `reason` given.
+    `replaced`: it is not what was asked for, for the `reason` given. Another `reason` is that the directory is full.
     """
 
     requested: str | None = None
@@ -228,7 +229,7 @@ def result_of(
 def shown(result: CodeExecResult) -> str:
     """All of a result as a text, for who is shown no fields: the same facts."""
     lines = [f"[note] task `{note.task_id}` {note.state}: {note.text}" for note in result.notes]
-    if result.working_dir.replaced:
+    if result.working_dir.reason is not None:
         lines.append(f"[working_dir] ran in `{result.working_dir.used}`: {result.working_dir.reason}")
     lines.append(result.output)
     if result.truncated:

@@ -138,18 +138,21 @@ class Story:
                 return results.not_prepared(running.call_id, mode, error)
             except (SnapshotFailed, IsolationUnavailable, ProxyUnavailable) as error:
                 return results.failed(running.call_id, mode, "snapshot_failed", error)
-        return results.cancelled(running.call_id, mode)
+        return results.cancelled(running.call_id, mode, running.why)
 
     async def _packages(
         self, running: RunningCall, permit: Permit, stack: contextlib.AsyncExitStack
     ) -> Snapshot | None:  # fmt: skip
         """The call's packages, as the policy has them that is in force when they are there; None when it is over."""
         while True:
-            supplied = self.supply.snapshot(permit.wanted, running.progress)
-            snapshot = await running.unless_cancelled(stack.enter_async_context(supplied))
-            if snapshot is None or permit.wanted is None or running.revised in (None, permit):
+            running.changed.clear()
+            if running.withdrawn is not None:
+                return Snapshot(None)  # it comes to no attempt
+            permit = running.revised or permit
+            supplied = stack.enter_async_context(self.supply.snapshot(permit.wanted, running.progress))
+            snapshot = await running.unless_cancelled(supplied, running.changed)
+            if not running.changed.is_set():
                 return snapshot
-            permit = running.revised
 
     async def _attempts(
         self, call: CodeCall, running: RunningCall, permit: Permit, packages: Path | None, deadline: float
@@ -169,7 +172,7 @@ class Story:
                     break
                 plan = self.languages.plan(
                     call.language, call_id=running.call_id, attempt=number, memory_bytes=limits.memory_bytes,
-                    call_environment=permit.environment | call.env, packages=packages,
+                    call_environment=permit.environment | call.env, packages=packages, workdir=running.workdir,
                 )  # fmt: skip
             except (IsolationUnavailable, ProxyUnavailable) as error:
                 unavailable = error

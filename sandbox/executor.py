@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,15 +38,22 @@ from sandbox.settings import Settings
 from sandbox.tenants import UnknownTenant, of_tenant
 from sandbox.workdir import remove_stale
 
+_TRIM_SECONDS = 600.0  # what has expired is not seen any more, and by then not on the disk either
 _OUTSIDE = "an `Executor` runs calls inside its `async with` statement only"
 
 
-def _remove_scripts(lost: Sequence[Entry]) -> None:
-    """What an executor that was killed left in working directories."""
-    for entry in lost:
-        script = None if entry.recording is None else entry.recording.script
-        if script is not None:
-            remove_stale(Path(script.root), script.directory, script.name)
+async def _keep_trimmed(ledger: Ledger) -> None:
+    while True:
+        await asyncio.sleep(_TRIM_SECONDS)
+        with contextlib.suppress(LedgerUnavailable):  # each call that needs it says so
+            await ledger.trim()
+
+
+async def _remove_scripts(ledger: Ledger) -> None:
+    """What executors that were killed left in working directories."""
+    for call_id, script in (await ledger.stale_scripts()).items():
+        await asyncio.to_thread(remove_stale, Path(script.root), script.directory, script.name)
+        await ledger.forget_script(call_id)
 
 
 class ReloadRefused(Exception):
@@ -68,7 +75,7 @@ class Executor:
         self._supply = Supply(self.policy, self.settings.state_dir, self._ready)
         self._backend = Backend(
             self.settings, audit_path=self.audit_path, upstream_ca_file=self.policy.policy.network.upstream.ca_file,
-            readable=lambda: (*self._languages.readable(), *self._supply.readable()),
+            readable=lambda: self.readable,
         )  # fmt: skip
         self.admission = Admission(self.settings.max_concurrency, self.settings.max_waiting)
         self._places: dict[str, Admission] = {}
@@ -77,6 +84,7 @@ class Executor:
         self._running: dict[str, RunningCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
+        self._trimming: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         """Start the proxy and the launcher. `lost` has then the calls that an executor before this one left open.
@@ -96,11 +104,12 @@ class Executor:
             await self._retain(ledger, self.policy)
             self.lost = await ledger.take_lost()
             await report_lost(self.audit_path, self.lost)
-            await asyncio.to_thread(_remove_scripts, self.lost)
+            await _remove_scripts(ledger)
         except BaseException:
             await asyncio.shield(self._end(opening))
             raise
         self._ledger = ledger
+        self._trimming = asyncio.create_task(_keep_trimmed(ledger))
         self._stories = self._stories_of(self.policy, ledger, self._supply)
         return self
 
@@ -109,6 +118,8 @@ class Executor:
     ) -> None:
         """End every call that still runs, and both processes."""
         ledger, self._ledger, self._stories = self._ledger, None, {}
+        if self._trimming is not None:
+            self._trimming.cancel()
         await asyncio.shield(self._end(None, ledger))
 
     async def _end(self, opening: asyncio.Task[Ledger] | None, ledger: Ledger | None = None) -> None:
@@ -123,6 +134,11 @@ class Executor:
                 await opening.result().close()
         if ledger is not None:
             await ledger.close()
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """What of the host sandboxes are shown, besides Python and its packages."""
+        return (*self._languages.readable(), *self._supply.readable())
 
     @property
     def ledger(self) -> Ledger:
@@ -212,7 +228,8 @@ class Executor:
                 raise ReloadRefused(str(error)) from error
             before, self.policy, self._supply, self._stories = self.policy, policy, supply, stories
             self._set_places(policy)
-            await asyncio.gather(*(self._amend(running) for running in list(self._running.values())))
+            if policy.digest != before.digest:
+                await asyncio.gather(*(self._amend(running) for running in list(self._running.values())))
             await report_policy(self.audit_path, before, policy)
 
     async def report_rejected(self, why: str) -> None:

@@ -131,6 +131,22 @@ class Ledger:
         """The calls whose executor has gone, each told to one caller only. Raises `LedgerUnavailable`."""
         return await self._do(self._opened.take_lost)
 
+    async def stale_scripts(self) -> dict[str, StaleScript]:
+        """Scripts that lost calls may have left behind, by the calls' ids. Raises `LedgerUnavailable`."""
+        return await self._do(self._opened.stale_scripts)
+
+    async def forget_script(self, call_id: str) -> None:
+        """The script of a lost call is gone. Raises `LedgerUnavailable`."""
+        await self._do(lambda: self._opened.forget_script(call_id))
+
+    async def check(self) -> None:
+        """Raises `LedgerUnavailable` where its file is not, or not any more, where it is looked for."""
+        await self._do(self._opened.check)
+
+    async def trim(self) -> None:
+        """Let go what has expired. Raises `LedgerUnavailable`."""
+        await self._do(self._opened.trim)
+
     async def begin(
         self, call_id: str, call: CodeCall, owner: Owner | None = None, recording: Recording | None = None
     ) -> Entry | None:
@@ -156,6 +172,10 @@ class Ledger:
         Raises `LedgerUnavailable`.
         """
         await self._do(lambda: self._opened.lose(call_id, begun=begun))
+
+    async def detach(self, call_id: str) -> None:
+        """A recorded call that runs is a background one from now on. Raises `LedgerUnavailable`."""
+        await self._do(lambda: self._opened.detach(call_id))
 
     async def record(self, call_id: str, owner: Owner) -> Entry | None:
         """A recorded call of this owner's, by its id. Raises `LedgerUnavailable`."""

@@ -8,7 +8,7 @@ from proxy.control import NetworkCounts, ProxyUnavailable
 from proxy.network import Mode
 from sandbox.admission import QueueFull
 from sandbox.attempt import AttemptOutcome, Verdict
-from sandbox.calls import RunningCall
+from sandbox.calls import BY_CALLER, RunningCall
 from sandbox.contract import (
     AttemptRecord,
     CallError,
@@ -94,8 +94,9 @@ def queue_full(call_id: str, mode: Mode, full: QueueFull) -> ToolResult:
     return without_attempt(call_id, mode, Cause.INFRASTRUCTURE, error)
 
 
-def cancelled(call_id: str, mode: Mode | str) -> ToolResult:
-    error = CallError(code="cancelled", message="the caller ended the call before its code ran")
+def cancelled(call_id: str, mode: Mode | str, why: str = BY_CALLER) -> ToolResult:
+    """The call was ended before its code ran."""
+    error = CallError(code="cancelled", message=f"{why} before its code ran")
     return without_attempt(call_id, mode, Cause.CANCELLED, error, Status.KILLED)
 
 
@@ -128,7 +129,7 @@ def conclude(running: RunningCall, mode: Mode, unavailable: Exception | None) ->
     if running.outcomes:
         return from_outcomes(running.call_id, mode, running.outcomes)
     if running.cancelled.is_set():
-        return cancelled(running.call_id, mode)
+        return cancelled(running.call_id, mode, running.why)
     if unavailable is not None:
         code = "proxy_unavailable" if isinstance(unavailable, ProxyUnavailable) else "isolation_unavailable"
         return failed(running.call_id, mode, code, unavailable)

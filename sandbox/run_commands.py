@@ -124,10 +124,12 @@ def calls(
     except (InvalidSettings, LedgerUnavailable) as error:
         _fail(EXIT_INVALID, str(error))
     if not rows:
-        _say("no call runs, none was lost, and no answer is kept")
+        of_whom = "" if tenant is None and user is None else " of these"
+        _say(f"no call{of_whom} runs, none was lost, and no answer is kept")
     for row in rows:
         whose = "/".join(printable(row[part]) for part in ("tenant", "user") if row[part])
-        line = f"{row['started_at']}  {row['call_id']}  {row['state']}{'  ' if whose else ''}{whose}"
+        how = "" if row["status"] is None else f" ({row['status']})"
+        line = f"{row['started_at']}  {row['call_id']}  {row['state']}{how}{'  ' if whose else ''}{whose}"
         if row["idempotency_key"] is not None:
             line += f"  key `{row['idempotency_key']}`"
         _print(json.dumps(row) if as_json else line)
@@ -151,6 +153,7 @@ async def _ledger_rows(tenant: str | None, user: str | None) -> list[dict[str, A
         {
             "call_id": entry.call_id,
             "state": entry.state.value,
+            "status": entry.status,
             "tenant": entry.owner.tenant,
             "user": entry.owner.user,
             "kind": None if entry.recording is None else entry.recording.kind,

@@ -27,7 +27,7 @@ def token(
         str | None, typer.Option("--user", metavar="USER", help="The one user whose calls are made with it.")
     ] = None,
     admin: Annotated[
-        bool, typer.Option("--admin", help="Its calls may work in `code_exec.working_directories`.")
+        bool, typer.Option("--admin", help="Its calls may work in `code_exec.working_directories`; it sees metrics.")
     ] = False,
 ) -> None:
     """Make a token for a tenant. It is printed once, with the line to put into the policy file, and kept nowhere."""

@@ -59,4 +59,8 @@ class TokenTable:
         useful length, and who knew a whole hash would still not know its token; so the lookup needs no comparison in
         constant time.
         """
-        return self._bearers.get(hash_token(token))
+        return self.find_hash(hash_token(token))
+
+    def find_hash(self, sha256: str) -> Bearer | None:
+        """Whose the token with this hash is."""
+        return self._bearers.get(sha256)

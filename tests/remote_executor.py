@@ -2,7 +2,7 @@
 
 `python -m tests.remote_executor DIRECTORY SETTINGS` runs `DIRECTORY/policy.yaml` and reads a JSON order a line:
 `{"n": 1, "call": {...}}`, `{"n": 1, "cancel": true}`, `{"pids": true}`, `{"reload": true}`. It answers with JSON lines: `{"n": 1, "call_id":
-...}`, `{"n": 1, "out": ...}` for what the program wrote, `{"n": 1, "result": {...}}`. At the end of its input it closes.
+...}`, `{"n": 1, "stage": ...}`, `{"n": 1, "out": ...}` for what the program wrote, `{"n": 1, "result": {...}}`. At the end of its input it closes.
 Owns: that conversation, and what there is to see of the process from outside.
 """
 
@@ -52,6 +52,7 @@ class RemoteCall:
         self._executor = executor
         self.number = number
         self.output = ""
+        self.stages: list[str] = []
         self.heard_at = 0.0
         self._call_id: str | None = None
         self._result: ToolResult | None = None
@@ -66,6 +67,10 @@ class RemoteCall:
     def says(self, text: str, times: int = 1) -> None:
         """Return once the program has written it, so many times."""
         self._hear(lambda: self.output.count(text) >= times)
+
+    def enters(self, stage: str) -> None:
+        """Return once it is at that stage, or was."""
+        self._hear(lambda: stage in self.stages)
 
     def result(self) -> ToolResult:
         self._hear(lambda: self._result is not None)
@@ -90,6 +95,7 @@ class RemoteCall:
         assert "error" not in message, message["error"]
         self._call_id = message.get("call_id", self._call_id)
         self.output += message.get("out", "")
+        self.stages += [message["stage"]] if "stage" in message else []
         if "result" in message:
             self._result = ToolResult.model_validate(message["result"])
             self.heard_at = message["heard_at"]
@@ -273,6 +279,7 @@ async def _serve(root: Path, settings: dict[str, Any]) -> None:
             try:
                 handle = executor.submit(CodeCall(**fields), sink)
                 running[number] = handle
+                handle.on_stage = lambda stage: say({"n": number, "stage": stage})
                 say({"n": number, "call_id": handle.call_id})
                 result = await handle.result()
                 say({"n": number, "heard_at": time.time(), "result": result.model_dump(mode="json")})

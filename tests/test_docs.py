@@ -147,7 +147,7 @@ def codes_in_the_code() -> set[str]:
 def test_every_cause_is_explained_with_its_status_and_no_other() -> None:
     made = causes_in_the_code()
     # Not told apart by the call that makes them: a program's own failure, and a call that is none.
-    made |= {"signal": {"error"}, "disk": {"error"}, "pids": {"error"}, "invalid_call": {"error"}}
+    made |= {"signal": {"error"}, "disk": {"error", "killed"}, "pids": {"error"}, "invalid_call": {"error"}}
     made["exit"] = {"success", "error"}
     explained = {
         cells[0].strip("`"): set(re.findall(r"`([a-z]+)`", cells[1]))

@@ -2,8 +2,9 @@
 
 Owns: how an answer reads. Must not: leave out, or add, what the fields don't have.
 
-The first block is what the program wrote, or why it did not run; those that follow have one fact a line, each behind
-its name in brackets.
+The first block is what the program wrote, and nothing else, or why it did not run. The second has one fact a line, each
+behind its name in brackets. Each note that comes with them has a block of its own after these. A program can write
+whatever looks like a fact or a note, but not into another block than its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sandbox.code_exec import CodeExecResult, Note, output_text, shown
+from sandbox.code_exec import NO_OUTPUT, Note, output_text
 from sandbox.contract import OutputChars
 from sandbox.service.mcp_views import (
     CodeExecAnswer,
@@ -36,15 +37,14 @@ _ADVICE = (
 
 def of_execution(answer: CodeExecutionAnswer) -> list[str]:
     """The texts of an answer of `code_execution`."""
-    lines = [_note(note) for note in answer.notes]
     error = answer.error
     ran = bool(answer.attempts or answer.stdout or answer.stderr)
     if error is not None and not ran:
-        lines.append(error.message)
+        first = error.message
     elif answer.status is None:
-        lines.append(_detached(answer.task_id, answer.state))
+        first = _detached(answer.task_id, answer.state)
     else:
-        lines.append(output_text(answer.stdout, answer.stderr))
+        first = output_text(answer.stdout, answer.stderr)
     facts = []
     if answer.status is not None:
         code = "" if answer.exit_code is None else f", exit code {answer.exit_code}"
@@ -85,13 +85,11 @@ def of_execution(answer: CodeExecutionAnswer) -> list[str]:
             places = ", ".join(f"{_place(row.host, row.port)} ({row.count} times)" for row in allowed[:_MAX_ALLOWED])
             facts.append(f"[allowed] {places}{more}")
     facts += _denied(answer.denied, answer.denied_more)
-    return _blocks(lines, facts)
+    return _blocks(first, facts, answer.notes)
 
 
 def of_exec(answer: CodeExecAnswer) -> list[str]:
     """The texts of an answer of `code_exec`. The first is what its contract promises."""
-    bare = answer.model_copy(update={"truncated": False, "notes": []})  # said here, with more of what there is to say
-    first = shown(CodeExecResult(**{name: getattr(bare, name) for name in CodeExecResult.model_fields}))
     facts = []
     if answer.success is not None:
         code = "" if answer.exit_code is None else f", exit code {answer.exit_code}"
@@ -101,20 +99,32 @@ def of_exec(answer: CodeExecAnswer) -> list[str]:
         used = f"at most {answer.timeout_seconds:g} s, in `{answer.working_dir.used}`"
         ran = "" if answer.success is None else f"{answer.duration_seconds:g} s of "
         facts.append(f"[call] `{answer.call_id}`, {ran}{used}")
+    if answer.working_dir.reason is not None:
+        facts.append(f"[working_dir] ran in `{answer.working_dir.used}`: {answer.working_dir.reason}")
+    if answer.error is not None:
+        message = "" if answer.message in (None, answer.output) else f": {answer.message}"
+        facts.append(f"[error] {answer.error}{message}")
     facts += _task(answer.task_id, answer.state, answer.queue_position)
     if answer.retry_after_seconds is not None:
         facts.append(f"[retry_after_seconds] {answer.retry_after_seconds}")
     facts += [f"[problem] {problem}" for problem in answer.problems]
     facts += _left_out(answer.left_out, answer.output_chars)
     facts += _denied(answer.denied, answer.denied_more)
-    return _blocks([*(_note(note) for note in answer.notes), first], facts)
+    return _blocks(answer.output, facts, answer.notes)
 
 
 def of_tasks(answer: TasksAnswer) -> list[str]:
     """The texts of an answer of `tasks`."""
-    lines = [_note(note) for note in answer.notes]
     if answer.error is not None:
-        return _blocks([*lines, answer.error.message], _fault(answer.error))
+        return _blocks(answer.error.message, _fault(answer.error), answer.notes)
+    if answer.task is not None:
+        inner: list[str] = []
+        if answer.task.code_execution is not None:
+            inner = of_execution(answer.task.code_execution)
+        elif answer.task.code_exec is not None:
+            inner = of_exec(answer.task.code_exec)
+        return [_task_view(answer.task), *inner, *_notes(answer.notes)]
+    lines = []
     if answer.operation == "list":
         lines += [
             f"[task] `{row.task_id}` {row.kind} {row.state}{_success(row.success)}, submitted {_time(row.submitted_at)}"
@@ -127,20 +137,13 @@ def of_tasks(answer: TasksAnswer) -> list[str]:
             lines.append("[more] older tasks are not listed")
     elif answer.operation == "notes" and not answer.notes:
         lines.append("no task has ended since the last answer")
-    if answer.task is None:
-        return ["\n".join(lines)]
-    inner: list[str] = []
-    if answer.task.code_execution is not None:
-        inner = of_execution(answer.task.code_execution)
-    elif answer.task.code_exec is not None:
-        inner = of_exec(answer.task.code_exec)
-    return [*_blocks(lines, _task_view(answer.task)), *inner]
+    return [*(["\n".join(lines)] if lines else []), *_notes(answer.notes)]
 
 
 def of_output(answer: OutputAnswer) -> list[str]:
     """The texts of an answer of `read_output`: the part itself, and where it stands."""
     if answer.error is not None:
-        return _blocks([answer.error.message], _fault(answer.error))
+        return _blocks(answer.error.message, _fault(answer.error))
     part = answer.output
     assert isinstance(part, OutputSlice)
     end = part.offset + len(part.text)
@@ -151,13 +154,13 @@ def of_output(answer: OutputAnswer) -> list[str]:
         facts.append(
             f"[truncated] the program wrote {part.total_chars} characters, of which {part.kept_chars} are kept"
         )
-    return _blocks([part.text], facts)
+    return _blocks(part.text or NO_OUTPUT, facts)
 
 
 def of_explanation(answer: ExplanationAnswer) -> list[str]:
     """The texts of an answer of `explain_network`."""
     if answer.error is not None:
-        return _blocks([answer.error.message], _fault(answer.error))
+        return _blocks(answer.error.message, _fault(answer.error))
     found = answer.explanation
     assert isinstance(found, NetworkExplanation)
     rule = "" if found.rule is None else f", rule `{found.rule}`"
@@ -175,12 +178,13 @@ def of_explanation(answer: ExplanationAnswer) -> list[str]:
     return ["\n".join(lines)]
 
 
-def _blocks(lines: Sequence[str], facts: Sequence[str]) -> list[str]:
-    return [block for block in ("\n".join(lines), "\n".join(facts)) if block]
+def _blocks(first: str, facts: Sequence[str], notes: Sequence[Note] = ()) -> list[str]:
+    return [first, *(["\n".join(facts)] if facts else []), *_notes(notes)]
 
 
-def _note(note: Note) -> str:
-    return f"[note] task `{note.task_id}` {note.state}{_success(note.success)}: {note.text}"
+def _notes(notes: Sequence[Note]) -> list[str]:
+    """Each by itself, since its text is what a program wrote: what looks like another note in it is none."""
+    return [f"[note] task `{note.task_id}` {note.state}{_success(note.success)}:\n{note.text}" for note in notes]
 
 
 def _success(success: bool | None) -> str:
@@ -201,7 +205,7 @@ def _task(task_id: str | None, state: CallState | None, position: int | None) ->
     return [f"[task] `{task_id}` {state}{before}"]
 
 
-def _task_view(task: TaskView) -> list[str]:
+def _task_view(task: TaskView) -> str:
     head = f"[task] `{task.task_id}` {task.kind} {task.state}, submitted {_time(task.submitted_at)}"
     for name, value in (("ended", task.ended_at), ("kept until", task.expires_at)):
         head += "" if value is None else f", {name} {_time(value)}"
@@ -211,7 +215,7 @@ def _task_view(task: TaskView) -> list[str]:
         lines.append(f"[stage] {task.stage}")
     if task.state == "lost":
         lines.append("[lost] the service ended while it ran: whether its code ran, and how far, is not known")
-    return lines
+    return "\n".join(lines)
 
 
 def _usage(answer: CodeExecutionAnswer) -> str:

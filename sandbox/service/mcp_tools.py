@@ -5,6 +5,7 @@ Owns: the descriptions, the schemas, and reading the arguments that no contract 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -102,9 +103,11 @@ def parse_arguments[T: _Arguments](model: type[T], arguments: Mapping[str, Any])
         return model.model_validate(given)
     except ValidationError as error:
         problems: dict[str, str] = {}
-        for problem in error.errors(include_url=False, include_input=False):
+        for problem in error.errors(include_url=False):
             path = ".".join(path_step(step) for step in problem["loc"]) or "call"
-            problems.setdefault(path, _said(model, problem["type"], problem["msg"], problem.get("ctx") or {}))
+            nan = isinstance(problem["input"], float) and math.isnan(problem["input"])  # it compares with nothing
+            said = _said(model, problem["type"], problem["msg"], problem.get("ctx") or {})
+            problems.setdefault(path, "it is no number" if nan else said)
         raise invalid_call(problems) from error
 
 

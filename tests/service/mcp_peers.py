@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,21 @@ class Served:
     url: str
     tokens: Mapping[str, str]
     process: subprocess.Popen[str]
+
+    def put_in_force(self, policy: dict[str, Any]) -> None:
+        """Another policy, of which the service is told."""
+        new = self.at.policy.with_suffix(".new")
+        new.write_text(json.dumps(policy))
+        new.rename(self.at.policy)
+        self.process.send_signal(signal.SIGHUP)
+
+    def withdraw(self, tenant: str) -> dict[str, Any]:
+        """Put a policy in force in which a tenant has another token; the one before is returned."""
+        before: dict[str, Any] = json.loads(self.at.policy.read_text())
+        tokens = [{"name": "test", "sha256": hash_token(new_token())}]
+        tenants = [one | {"tokens": tokens} if one["name"] == tenant else one for one in before["tenants"]]
+        self.put_in_force(before | {"tenants": tenants})
+        return before
 
 
 @contextlib.contextmanager

@@ -267,7 +267,7 @@ def test_the_advice_fits_what_went_wrong() -> None:
         (Draining("ends", retry_after_seconds=1.0), "draining", "try again in 1 s"),
         (NotFound("no such call"), "not_found", "`list` shows"),
         (Unavailable("no ledger"), "ledger_unavailable", "sluicegate doctor"),
-        (PlaceRefused("user_data_full", "full\nhint: remove"), "user_data_full", "hint: remove"),
+        (PlaceRefused("refused\nhint: another"), "working_directory_refused", "hint: another"),
         (IsolationUnavailable("no bwrap"), "isolation_unavailable", "sluicegate doctor"),
         (ProxyUnavailable("no proxy"), "proxy_unavailable", "sluicegate doctor"),
         (LedgerUnavailable("no ledger"), "ledger_unavailable", "sluicegate doctor"),
@@ -335,7 +335,20 @@ def test_what_is_left_out_and_what_is_null_is_the_same() -> None:
     assert parse_execution({"language": "python", "code": "1", "background": None})[1] is False
 
 
-@pytest.mark.parametrize(("given", "seconds"), [(None, 30.0), (0, 0.0), (7, 7.0), (50, 50.0), (300, MAX_WAIT_SECONDS)])
+@pytest.mark.parametrize(
+    ("timeout", "said"),
+    [(float("nan"), "it is no number"), (-1, "it is below 0"), ("soon", "input should be a valid number")],
+)
+def test_a_wait_of_no_length_is_told_as_what_it_is(timeout: object, said: str) -> None:
+    with pytest.raises(InvalidCall) as caught:
+        parse_arguments(TasksCall, {"operation": "wait", "task_id": "c", "timeout": timeout})
+    assert caught.value.problems == [f"timeout: {said}"]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(None, 30.0), (0, 0.0), (7, 7.0), (50, 50.0), (300, MAX_WAIT_SECONDS), (float("inf"), MAX_WAIT_SECONDS)],
+)
 def test_a_wait_is_shorter_than_clients_are_patient(given: float | None, seconds: float) -> None:
     call = parse_arguments(TasksCall, {"operation": "wait", "task_id": "c", "timeout": given})
     assert call.wait_seconds == seconds

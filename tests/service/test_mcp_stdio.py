@@ -17,10 +17,12 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp_types import INVALID_REQUEST, PARSE_ERROR
 
 from sandbox.service.mcp_local import LocalService, NotStarted
 from sandbox.service.mcp_stdio import MAX_LINE_BYTES
 from sandbox.state import InvalidSettings
+from tests.remote_executor import until
 from tests.servers import PATIENCE
 from tests.service.mcp_peers import (
     GONE_SECONDS,
@@ -140,6 +142,53 @@ def test_a_line_that_is_no_message_is_answered_with_an_error_and_the_next_one_is
         assert (answer["id"], "error" in answer) == (number, True), line[:80]
         wire.send({"jsonrpc": "2.0", "id": 9, "method": "ping"})
         assert wire.read()["id"] == 9
+
+
+@pytest.mark.parametrize("fault", ['"code": "print(1)", "code": "print(2)"', '"code": "print(1)", "background": NaN'])
+def test_what_readers_of_json_disagree_on_is_refused_and_nothing_runs(wire: Wire, fault: str) -> None:
+    wire.greet()
+    call = '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "code_exec", "arguments": {%s}}}'
+    wire.send((call % fault).encode())
+    answer = wire.read()
+    assert (answer["id"], answer["error"]["code"]) == (None, PARSE_ERROR)
+    wire.send((call % '"code": "print(3)", "timeout": NaN').encode())
+    assert wire.read()["result"]["structuredContent"]["output"] == "3\n"
+
+
+def test_an_id_that_is_in_use_is_refused_and_the_first_request_has_its_answer(wire: Wire, at: Place) -> None:
+    wire.greet()
+    code = "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\nprint('first')"
+    params = {"name": "code_exec", "arguments": {"code": code}, "_meta": {"progressToken": 7}}
+    wire.send({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params})
+    while "1 lines" not in wire.read().get("params", {}).get("message", ""):
+        pass
+    other = {"name": "code_exec", "arguments": {"code": "print('second')"}}
+    for number in (7, "7"):
+        wire.send({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": other})
+        while "method" in (answer := wire.read()):
+            assert answer["method"] == "notifications/progress"
+        assert (answer["id"], answer["error"]["code"]) == (None, INVALID_REQUEST)
+        assert "has not ended" in answer["error"]["message"]
+    (at.work / "go").touch()
+    while "method" in (answer := wire.read()):
+        pass
+    assert (answer["id"], answer["result"]["structuredContent"]["output"]) == (7, "up\nfirst\n")
+    wire.send({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": other})
+    assert wire.read()["result"]["structuredContent"]["output"] == "second\n"
+
+
+def test_the_id_of_a_request_that_was_cancelled_can_be_used_again(wire: Wire) -> None:
+    wire.greet()
+    wire.start_call(5, FOREVER)
+    wire.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}})
+
+    def answered() -> bool:
+        wire.send({"jsonrpc": "2.0", "id": 5, "method": "ping"})
+        while "method" in (answer := wire.read()):
+            pass
+        return "result" in answer
+
+    until(answered, "the cancelled request has ended")
 
 
 def test_a_message_that_is_too_long_is_not_kept(wire: Wire) -> None:

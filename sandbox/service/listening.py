@@ -33,6 +33,7 @@ _BACKLOG = 512
 _MAX_PATH_BYTES = 107  # `sun_path` has 108 bytes, the last of which is a zero
 _MAX_LOCK_NAME = 100
 _CROWDED_SECONDS = 0.01  # between looks whether there is room
+_TURNS = 3  # of the loop, for what has arrived to be read and to have shown whose it is, before another is let in
 _FULL_SECONDS = 0.5  # after running out of descriptors
 _TOO_MANY = HttpError(503, "too_many_connections", "too many connections are open", retry_after_seconds=1)
 _log = logging.getLogger("sluicegate.service")
@@ -231,8 +232,9 @@ class Listener:
                     _log.error("no connection can be accepted: %s", error.strerror)
                     await asyncio.sleep(_FULL_SECONDS)
                 continue  # else it was gone before it was accepted
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             self._welcome(connection)
-            await asyncio.sleep(0)  # or those that wait would all be accepted before any is read from
 
     def _welcome(self, connection: socket.socket) -> None:
         def end() -> None:

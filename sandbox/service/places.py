@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-MOMENT_SECONDS = 0.25
+MOMENT_SECONDS = 0.5
 _LEAST_OF_NOBODYS = 16
 _PART_OF_NOBODYS = 4  # a quarter
 

@@ -70,6 +70,8 @@ async def serve(options: Options, say: Callable[[str], None]) -> None:
         try:
             with options.address.bound() as bound:
                 async with _running(options, loaded, door, bound, signals) as running:
+                    policy = loaded.policy.name
+                    _log.info("policy `%s`, `%s`, in `%s`", policy, loaded.digest, options.settings.state_dir)
                     say(f"listening on {bound.name}")
                     notify(READY)
                     signals.started()

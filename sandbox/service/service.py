@@ -267,10 +267,17 @@ class Service:
             self._require_not_draining()
             bounds = self._bounds_in_force()
             opened = sum(one.open for one in bounds.values())
-            if opened >= settings.max_concurrency + settings.max_waiting:
+            left = settings.max_concurrency + settings.max_waiting - opened
+            if left <= 0:
                 raise QueueIsFull(
                     f"{opened} calls are open, and no more may be",
                     retry_after_seconds=admission.retry_after_seconds,
+                )
+            if tenant and bounds[tenant].open >= left:  # so that a place is left for each of the others, however many
+                raise Busy(
+                    "busy",
+                    f"tenant `{tenant}` has {bounds[tenant].open} calls open, and {left} more may be, of all tenants",
+                    admission.retry_after_seconds,
                 )
             bounds[tenant].admit()
             held.callback(self._release, tenant)

@@ -260,12 +260,30 @@ def test_the_service_as_a_whole_has_open_what_it_may_and_not_one_more(tmp_path: 
     """Whoever they are of. A call that is still being placed counts."""
 
     async def scenario() -> None:
-        wide = [{"name": name, "concurrency": 100, "queue": 100} for name in ("acme", "other")]
-        async with serving(tmp_path, policy(*wide), max_concurrency=2, max_waiting=5) as service:
+        users = [Caller("", name) for name in ("u1", "u2", "u3")]
+        async with serving(tmp_path, policy(), max_concurrency=2, max_waiting=5) as service:
             for _ in range(3):
-                told = await asyncio.gather(*(fails_to_begin(service, who, 60, kind) for who in (ALICE, BOB, OTHER)))
+                told = await asyncio.gather(*(fails_to_begin(service, who, 60, kind) for who in users))
                 assert sum(told, Counter()) == {"begun": 7, "queue_full": 173}
                 await nothing_open(service)
+
+    asyncio.run(scenario())
+
+
+def test_one_tenant_leaves_places_for_the_others(tmp_path: Path) -> None:
+    """However many calls it sends: of what is left it may not have more open than are still left for all."""
+
+    async def scenario() -> None:
+        wide = [{"name": name, "concurrency": 100, "queue": 100} for name in ("acme", "other")]
+        async with serving(tmp_path, policy(*wide), max_concurrency=2, max_waiting=5) as service:
+            greedy = [await service.submit_call(ALICE, plain("import time; time.sleep(60)")) for _ in range(4)]
+            for who in (ALICE, BOB):
+                with pytest.raises(Busy):
+                    await service.submit_call(who, plain("1"))
+            live = await service.submit_call(OTHER, plain("1"))
+            for one in (*greedy, live):
+                one.cancel()
+            await nothing_open(service)
 
     asyncio.run(scenario())
 

@@ -179,17 +179,22 @@ def test_a_tenants_waits_do_not_shut_out_another(root: Path) -> None:
         Service(root, policy_text(service={"max_connections": 24}, tenants=tenants), "--host", "127.0.0.1") as service,
         service.client(acme) as one, service.client(globex) as other, ExitStack() as stack,
     ):  # fmt: skip
-        task_id = detach(one, "import time; time.sleep(60)")
-        wires = []
-        for _ in range(40):
+        task_id = detach(one, "import time; time.sleep(100)", timeout=100)
+
+        def wait() -> None:
             wire = stack.enter_context(service.connect())
             wire.sendall(
                 f"POST /v1/tasks/{task_id}/wait?timeout=300 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
                 f"Authorization: {acme.headers['authorization']}\r\n\r\n".encode()
             )
-            wires.append(wire)
-        soon = {"timeout": 0.1}
-        until(lambda: one.post(f"/v1/tasks/{task_id}/wait", params=soon).status_code == 429, "its share is taken")
+
+        def is_full() -> bool:
+            wait()
+            return one.post(f"/v1/tasks/{task_id}/wait", params={"timeout": 0.01}).status_code == 429
+
+        until(is_full, "its share is taken")
+        for _ in range(30):
+            wait()
         for _ in range(5):
             assert other.get("/v1/calls").status_code == 200
             assert other.post("/v1/calls", json={"language": "python", "code": "print(1)"}).status_code == 200

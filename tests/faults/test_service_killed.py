@@ -20,6 +20,8 @@ from tests.lab import read_events
 from tests.remote_executor import GONE_SECONDS
 from tests.unprivileged import unprivileged_command
 
+pytestmark = pytest.mark.slow  # each test starts a service, or programs that go on for a while
+
 TOP = Path(__file__).parents[2]
 DETACHED = ["detached", "keyed", "waiting", "waiting, plain"]
 

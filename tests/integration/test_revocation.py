@@ -22,6 +22,8 @@ from tests.remote_executor import RemoteCall, RemoteExecutor
 from tests.servers import Peer
 from tests.unprivileged import unprivileged_command
 
+pytestmark = pytest.mark.slow  # each test starts a service, or programs that go on for a while
+
 USERS = ("as we are", "unprivileged")
 ENOUGH = 10  # tries after the policy was exchanged, all of them denied
 

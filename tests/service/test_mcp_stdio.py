@@ -37,6 +37,8 @@ from tests.service.mcp_peers import (
 )
 from tests.unprivileged import UID, unprivileged_command
 
+pytestmark = pytest.mark.slow  # each test starts a service, or programs that go on for a while
+
 INITIALIZE = {
     "jsonrpc": "2.0", "id": 0, "method": "initialize",
     "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},

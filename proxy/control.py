@@ -226,6 +226,7 @@ class Proxy:
         try:
             await self._link.send(message, fds)
         except ChannelClosed as error:
+            self.lost.set()  # whoever reads of it here need not wait until it is read at the other end, too
             raise ProxyUnavailable(f"the proxy has ended: {error}") from error
 
     async def _within[T](self, future: asyncio.Future[T], seconds: float, what: str) -> T:

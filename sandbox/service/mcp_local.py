@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 
 from proxy.control import ProxyUnavailable
+from sandbox.isolation import syscalls
 from sandbox.isolation.client import IsolationUnavailable
 from sandbox.ledger import LedgerUnavailable
 from sandbox.policy_file import InvalidPolicy
@@ -110,7 +111,7 @@ def end_on_signals(ended: asyncio.Event) -> Iterator[None]:
         ended.set()
 
     with contextlib.suppress(OSError):  # it is gone, or outside of what this process can see
-        parent = os.pidfd_open(os.getppid())
+        parent = syscalls.pidfd_open(os.getppid())
         loop.add_reader(parent, orphaned)
     try:
         yield

@@ -60,9 +60,9 @@ def test_an_error_has_its_status_its_code_and_when_to_come_again(
 
 
 def test_every_error_of_the_service_is_known() -> None:
-    """One that is added must not become a 500."""
+    """One that is added must not become a 500. What other transports have of their own is not among them."""
     known = {NotFound, Busy, PlaceRefused, QueueIsFull, Draining, Unavailable}
-    assert set(ServiceError.__subclasses__()) == known
+    assert {one for one in ServiceError.__subclasses__() if one.__module__ == ServiceError.__module__} == known
 
 
 PRINTED = "printed by a program"

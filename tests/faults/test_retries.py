@@ -109,7 +109,7 @@ def end(executor: RemoteExecutor) -> None:
 
 def begun(executor: RemoteExecutor) -> bool:
     """Whether a sandbox has been started."""
-    return bool(executor.launcher.children())
+    return any(child.name() == "bwrap" for child in executor.launcher.children())
 
 
 # --- kill -9 of each process at each stage
@@ -163,8 +163,10 @@ def kill_bwrap_starting(executor: RemoteExecutor) -> RemoteCall:
     proxy.suspend()
     call = executor.start(STEPS)
     until(lambda: begun(executor), "a sandbox is started")
-    kill_and_wait(bwrap(executor))
-    until(lambda: not begun(executor), "the sandbox has gone")
+    killed = bwrap(executor)
+    kill_and_wait(killed)
+    # Not until there is none: the next attempt's may be there at once.
+    until(lambda: killed.pid not in {child.pid for child in executor.launcher.children()}, "the sandbox has gone")
     proxy.resume()
     return call
 
